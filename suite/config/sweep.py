@@ -194,7 +194,7 @@ class SearchConfig(Strict):
     objective: Literal["score"] | list[Literal["score", "energy", "memory", "time"]] = Field(
         "score",
         description="[score, energy] searches their Pareto front (also memory or time); "
-        "the best score is confirmed",
+        "what is confirmed follows the score alone, as `choose` says",
     )
 
     @model_validator(mode="before")
@@ -213,7 +213,7 @@ class SearchConfig(Strict):
         # the rules below are about a second objective
         if self.objective == "score":
             return self
-        # the confirm runs take the best score, so the score must be one of the two
+        # what is confirmed follows the score, so the score must be one of the two
         if len(self.objective) != 2 or self.objective[0] != "score" or self.objective[1] == "score":
             raise ValueError(
                 f"objective: got {self.objective}, expected score, "
