@@ -1,4 +1,4 @@
-"""What a reader of the leaderboard chooses: the order of its rows, and the target of an energy.
+"""What a reader chooses of the leaderboard: the order of its rows, and the target of energy.
 
 The command line imports it for the help of its options, so it imports nothing heavy.
 """

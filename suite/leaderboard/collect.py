@@ -202,9 +202,10 @@ def _digests(
 
 
 def _marks(folder: TrialFolder) -> list[str | int | None]:
-    """The marks that change when a trial is handed out, ends, or is measured by lm-eval.
+    """The hash of a trial and the times of its files: whether a row made of it still holds.
 
-    And when somebody changes or removes its answers, from which the score is computed again.
+    The times change when the trial is handed out, ends or is measured by lm-eval, and when somebody
+    changes or removes its answers, from which the score is computed again.
     """
     # Times are enough: the files are replaced whole and never written in place.
     files = (folder.path / RESULT, folder.predictions("test"), folder.path / LM_EVAL)
@@ -248,7 +249,7 @@ def _states(
 def _of_contest(
     definition: _Definition, key: str, states: Mapping[str, CellState]
 ) -> dict[str, float | None]:
-    """What the architecture of a cell was chosen by: the searches of all that competed on its task.
+    """The searches of all architectures that competed with a cell's on its task.
 
     Empty where it has not won a contest.
     """

@@ -11,12 +11,12 @@ from suite.plan.resources import Capacity
 
 
 class Admission:
-    """Says, for one search for the next trial, which sizes may start.
+    """Says which sizes may start, during one search for the next trial.
 
-    Whatever fits may start, unless a larger trial that waits would have to wait longer for it.
-    Larger trials are asked for first. Where one does not fit now, smaller ones get only the room
-    that it will leave: the cluster less its own. So smaller trials may follow one another beside it
-    for ever, and the larger one still starts some time.
+    Whatever fits may start, unless a larger trial would have to wait longer for it. The caller asks
+    for larger trials first. If one does not fit now, smaller trials get only the room that it will
+    leave once it runs. So smaller trials may follow one another without end, and the larger one
+    still starts as soon as the present ones have ended.
 
     Args:
         capacity: Room in the cluster; None = there is room for all.
@@ -71,8 +71,8 @@ class Admission:
         if self.capacity is None:
             return True
         if workers < self._waiting:
-            # Live trials of at least its size end before it starts. Only smaller ones can follow
-            # one another beside it without end.
+            # The waiting trial starts after the live ones of its size or more. Only smaller ones
+            # may run beside it.
             smaller = [size for size in self._placed if size < self._waiting]
             if not self.capacity.fits([*smaller, workers, self._waiting]):
                 return False

@@ -167,7 +167,7 @@ class CellState:
 
     @property
     def quality(self) -> float | None:
-        """How good it is by its search, in utility; None where nothing is known of it."""
+        """Utility that the search expects of the cell; None before it has a score."""
         return self.searching.quality(self.cell)
 
     @property

@@ -17,7 +17,7 @@ from suite.record.looks import Looks
 
 
 class Studied(Protocol):
-    """A cell whose study ends some time; `suite.plan.cell_state.CellState` is one."""
+    """A cell with a study; `suite.plan.cell_state.CellState` is one."""
 
     cell: PlannedCell
 

@@ -47,9 +47,9 @@ OFFSET = 2.0
 BEND = (3.0, 3.0, 2.0)
 """The parabola: its mean bend, the deviation of its slope and of its bend, points per decade^n."""
 KNEE = 8.0
-"""Points below the best from which on a gap counts by its logarithm.
+"""A gap to the best of more points than this counts by its logarithm.
 
-A rate that fell to chance says that it is bad, and a curve must not swing through its score.
+A rate that fell to chance says only that it is bad: the curve need not pass through its score.
 """
 SHIFTS = {-1.0: 0.07, -0.6: 0.10, -0.3: 0.18, 0.0: 0.30, 0.3: 0.18, 0.6: 0.10, 1.0: 0.07}
 """How far a curve may lie from the hint, decades, with the weights of these hypotheses."""
@@ -57,7 +57,7 @@ HINT_WEIGHT = 0.5
 HINT_LENGTHS = (0.5, 1.3)
 HINT_SIGNALS = (2.0, 5.0)
 LEAST_WEIGHT = 0.004
-"""Settings that explain the trials worse than this share of all are left out."""
+"""Settings with a smaller share of the weight than this are left out."""
 STEP = 0.05
 """Distance of the learning rates that are looked at, decades; double with several choices."""
 LEAST_PLACES = 17

@@ -384,7 +384,7 @@ def _by_architecture(plan: Plan) -> dict[str, dict[str, PlannedCell]]:
 def _worker_changes(old: Plan, new: Plan) -> list[str]:
     """Give one line for every cell of both plans whose number of workers has changed."""
     now = {cell.key: cell for cell in new.cells}
-    # The names of both: a backbone may have lost its own number, or have got one.
+    # Of both plans, because a backbone may have gained or lost a number of workers of its own.
     by_name = old.config.resources.workers_by_backbone | new.config.resources.workers_by_backbone
     changed = []
     for cell in old.cells:

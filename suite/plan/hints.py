@@ -46,7 +46,7 @@ def link(studies: Iterable[StudyState], others: Iterable[StudyState] = ()) -> No
 
 
 def _model_of(study: StudyState) -> str:
-    """What studies have in common of which one may begin where another ended."""
+    """What two studies must have in common for one to begin where the other ended, as a hash."""
     arm = study.cells[0].arm
     return short_hash(arm.model_dump(mode="json", exclude={"method", "architecture"}))
 

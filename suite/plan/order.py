@@ -74,7 +74,7 @@ class CellOrder:
         return [*first, *begun, *fresh], busy
 
     def has_no_trial(self, state: CellState) -> None:
-        """Note that the cell was asked in vain."""
+        """Note that the cell had no trial when it was asked."""
         # A cell that waits for its pretrain run is asked again: another sweep of the home may end
         # that run.
         if state.pretrain is None or state.pretrain.ready:
@@ -96,7 +96,7 @@ class CellOrder:
         if state.contest is not None and state.contest.winner() is not None:
             members = [member.cell.key for member in state.contest.cells]
         for key in members:
-            # What was in vain before this end need not be so now.
+            # A cell that had no trial before may have one now.
             self._without_trial.discard(key)
             if self.states[key].status.is_over:
                 self._open.pop(key, None)

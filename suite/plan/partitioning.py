@@ -75,7 +75,7 @@ def settle(
         device: "cuda" or "cpu".
         worker_bytes: Memory of one worker; None = unknown.
         parameters: Of the sweep's largest model.
-        recorded: What trials of this sweep that have ended were laid out by; None = there are none.
+        recorded: The layout of this sweep's ended trials; None = there are none.
     """
     open_ones = candidates(training)
     if len(open_ones) == 1:
@@ -95,7 +95,7 @@ def settle(
 
 
 def recorded(states: Iterable[CellState]) -> Partitioning | None:
-    """What the trials of a sweep that have ended were laid out by; None where none says it."""
+    """The layout that an ended trial of a sweep recorded; None where none recorded one."""
     for state in states:
         for trial in (*state.search.values(), *state.confirm.values()):
             if trial.result is not None and "partitioning" in trial.result.provenance:

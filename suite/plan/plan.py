@@ -289,7 +289,7 @@ def _arms(
                         code=code,
                     )
                     if config.architectures == "search" and len(architectures) > 1:
-                        # All that the architectures of a contest share, and no two contests.
+                        # The architectures of a contest share this hash; two contests never do.
                         names = arm.model_dump(mode="json", exclude={"architecture"})
                         yield arm, learning_rate, short_hash(names), place
                     else:
@@ -412,7 +412,9 @@ def objectives(
     cache: Path | None = None,
     data_root: Path | None = None,
 ) -> Iterator[tuple[ResolvedBackbone, Objective]]:
-    """Put every task of a sweep to every backbone and check it; all tasks of a backbone together.
+    """Check that every backbone of a sweep can answer every task, and yield each pair.
+
+    The tasks of a backbone come together.
 
     Args:
         where: The sweep's file, for errors.

@@ -95,7 +95,7 @@ def check_data(plan: Plan, *, cache: Path, data_root: Path | None) -> None:
         DataError: Data that is absent, unreadable, or not what the task says.
         IncompatibleError: There are too few rows for one batch.
         BackboneError: A backbone or tokenizer that cannot be read.
-        ResourceError: States of frozen stacks that are to be kept, and for which there is no room.
+        ResourceError: There is no room for the states of frozen stacks that the sweep keeps.
     """
     # Imports torch, which showing a status does not need.
     from suite.data.prepare import prepare
@@ -141,13 +141,13 @@ def check_states_fit(
     *,
     where: str,
 ) -> None:
-    """Check that the states of a task's rows are not more than the home may keep at all.
+    """Check that the home may keep the states of all rows of a task.
 
-    The sum leaves out what a worker alone knows: attention probabilities that a method reads, and
-    where `auto` may be bf16, the second half of each number.
+    The sum leaves out what only a worker knows: attention probabilities that a method reads, and
+    the second half of each number where `auto` may turn out to be fp32.
 
     Raises:
-        ResourceError: They are.
+        ResourceError: The states need more room than `resources.frozen_states_gib`.
     """
     from suite.backbones.loading import build
     from suite.data.prepare import token_lengths

@@ -1,4 +1,4 @@
-"""Tell where a pretrain run stands, and take it for one driver among all of the home."""
+"""Tell where a pretrain run stands, and claim it for one of the drivers of a home."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class PretrainState:
     Attributes:
         live: This process has handed it out.
         given_up: It used up its retries.
-        shared: By which the drivers of all sweeps agree who trains it; None = no other driver is
-            at work in the home.
+        shared: Lets the drivers of all sweeps agree who trains it; None = no other driver is at
+            work in the home.
     """
 
     folder: TrialFolder

@@ -80,7 +80,7 @@ def _weak_by_median(
 
 
 def _weak_by_halving(curves: Sequence[Mapping[int, float]]) -> bool:
-    """Let every trial reach its rungs in turn: Optuna keeps them as it is asked."""
+    """Ask about every trial in turn, because Optuna notes a trial's rungs only when it is asked."""
     study = optuna.create_study(direction="maximize")
     weak = False
     for curve in curves:
@@ -90,7 +90,7 @@ def _weak_by_halving(curves: Sequence[Mapping[int, float]]) -> bool:
 
 
 def _ask(pruner: BasePruner, study: optuna.Study, curve: Mapping[int, float]) -> bool:
-    """The answer after the last epoch of a curve, every earlier one having been asked about too."""
+    """Ask the pruner after every epoch of a curve, and return its last answer."""
     trial = study.ask()
     weak = False
     for epoch, value in curve.items():

@@ -220,7 +220,7 @@ def _never_fits(key: str, workers: int, layout: Layout, nodes: Sequence[Node]) -
 
 
 def _short_of(layout: Layout, nodes: Sequence[Node]) -> str:
-    """The resource for which the fewest workers fit; of two alike the last, which is the GPU."""
+    """The scarcest resource: the fewest workers fit by it. Of equals it is the last, the GPU."""
     room = {}
     for name, amount in layout.bundle.items():
         counts = tuple(_count(node, {name: amount}) for node in nodes)

@@ -178,7 +178,7 @@ def _joined(group: Sequence[CellReport]) -> CellReport:
 
 
 def _standing(report: CellReport) -> tuple[bool, bool, float]:
-    """A sort key: what is chosen comes last, before it the better search."""
+    """Sort key whose maximum is the chosen architecture, or else that with the best search."""
     utility = report.best_utility
     return report.chosen is True, utility is not None, utility or 0.0
 

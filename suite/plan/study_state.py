@@ -161,7 +161,7 @@ class StudyState:
         return best
 
     def quality(self, cell: PlannedCell) -> float | None:
-        """How good a cell is, in utility; None where none of its own trials has a score."""
+        """Utility expected of a cell; None where none of its own trials has a score."""
         best = self.best(cell)
         if best is None:
             return None

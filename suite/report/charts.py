@@ -413,7 +413,7 @@ def _mean_by_phase(runs: Sequence[Row]) -> dict[str, float]:
     measured = []
     for run in runs:
         energies = {phase: kwh for phase, (_, kwh) in run["phases"].items()}
-        # A run from scratch would pay for it, whichever trial did.
+        # A run from scratch would pay for the preparation, whichever trial did.
         if run["prepare_s"] is not None:
             energies["prepare"] = run["prepare_energy_kwh"]
         if energies and None not in energies.values():

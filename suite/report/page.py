@@ -186,7 +186,7 @@ def _choices(report: Report) -> list[dict[str, Any]]:
     """The rows among which the page's script looks for the best within a reader's limits."""
     found = []
     for task in report.places:
-        # What a check of validity rejects is nobody's choice.
+        # Nobody should choose a row that a check of validity rejects.
         for row in report.admitted(task):
             choice = {
                 "task": task,

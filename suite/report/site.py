@@ -106,7 +106,7 @@ def _index(entries: Sequence[Entry], rows: Sequence[Row], sources: frozenset[str
     # As one report, so that the index has the columns, names and units of a sweep's page.
     every = Report("all-sweeps", [dict(row) for row in rows], {}, sources=sources)
     shown = every.rows[:MOST_ROWS]
-    # Of all rows and not of those that are shown, so that no column comes and goes with the cut.
+    # The columns follow from all rows, not from those shown, so that a cut changes no column.
     columns = _columns(every)
     board = prepared(columns, shown, every)
     for line in board["rows"]:
@@ -162,6 +162,6 @@ def _bounds(every: Report, columns: Sequence[Column]) -> list[str]:
 
 def _csv(every: Report) -> Table:
     table = tables.leaderboard(every)
-    # In front: without them a line of the file cannot be placed.
+    # These come first, because without them nobody knows where a line belongs.
     first = {"sweep": BY_NAME["sweep"].meaning, "family": FAMILY}
     return replace(table, title="All rows of all sweeps", columns={**first, **table.columns})

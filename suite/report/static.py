@@ -224,7 +224,7 @@ def _error_bars(
 
 @_draw.register
 def _bars(mark: Bars, axes: Axes, chart: Chart) -> None:
-    """Draw bars behind the ends of the bars before them."""
+    """Draw stacked bars: each begins where the one before it ends."""
     starts = [0.0] * len(mark.x)
     # matplotlib does not stack by itself.
     for other in chart.marks:
@@ -269,5 +269,5 @@ def _heat(mark: Heat, axes: Axes, chart: Chart) -> None:
 
 @_draw.register
 def _span(mark: Span, axes: Axes, chart: Chart) -> None:
-    # Behind everything else: it is the ground that the points stand on.
+    # Behind everything else, so that it hides no point.
     axes.axvspan(mark.low, mark.high, color="0.94", zorder=0)

@@ -128,7 +128,7 @@ def _read_items(trial: Trial) -> tuple[tuple[str, ...], Items]:
 
 
 def _check_scores(answers: Answers) -> None:
-    """A record and its file of predictions can part ways when somebody copies or edits one."""
+    """Check a record against its file of predictions: somebody may have copied or edited one."""
     for seed, items in answers.runs.items():
         try:
             found = score_of(answers.task, items)

@@ -1,4 +1,4 @@
-"""Makes an arm of what is typed: `--backbone B --method M [--attention V] [--set rank=4 ...]`."""
+"""Make an arm of the options `--backbone B --method M [--attention V] [--set rank=4 ...]`."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class TrainBatches:
         # Steps count through the whole trial, so that a pass may span several epochs.
         for step in range((number - 1) * len(self) + first, number * len(self)):
             passes_done, place = divmod(step, self.pass_steps)
-            # Also at an epoch that begins, or is taken up, within a pass.
+            # A pass has an order of its own, and an epoch may begin or go on in the middle of one.
             if place == 0 or not len(order):
                 pass_seed = seed(passes_done + 1)
                 order = pass_order(self.lengths, self.batch_size, pass_seed)

@@ -136,7 +136,7 @@ class Checkpoints:
         """Remove what this host has and, on rank 0, what is stored: the trial has ended."""
         shutil.rmtree(self.folder, ignore_errors=True)
         if dist.get_rank() == 0 and self.mirror is not None:
-            # What stays is in nobody's way.
+            # Files that cannot be removed now disturb nobody.
             with contextlib.suppress(StorageError):
                 self.mirror.drop(self.folder, MARKER)
 

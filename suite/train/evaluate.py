@@ -94,7 +94,7 @@ def evaluate(
     synced = world_size > 1 and engines[0].gathers
     shortest = 0
     if given is not None:
-        # What fills up a batch.
+        # The row that fills up the last batches (`eval_batches`).
         shortest = min(range(len(data)), key=data["length"].__getitem__)
     with torch.no_grad():
         for batch, rows in eval_batches(

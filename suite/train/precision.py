@@ -1,4 +1,4 @@
-"""Which precision a trial computes in on the processor it got, and autocast where that is the one.
+"""Choose the precision of a trial for the processor it got, and autocast its forwards.
 
 Autocast keeps fp32 weights, gradients and optimizer states, and multiplies matrices in bf16. It is
 entered in the forward of an arm and of every transformers model inside of it, because generation

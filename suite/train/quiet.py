@@ -1,4 +1,4 @@
-"""Keep a line of DeepSpeed from the user that tells nothing here."""
+"""Hide a line of DeepSpeed's log that tells the user nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NO_GPU = "Setting accelerator to CPU."
 
 
 def quieten_deepspeed() -> None:
-    """Drop the line with which DeepSpeed tells that it found no GPU.
+    """Drop the line in which DeepSpeed says that it found no GPU.
 
     It comes when DeepSpeed is imported, which transformers and peft also do when they save a model.
     """

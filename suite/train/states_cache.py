@@ -62,20 +62,20 @@ def make_room(folder: Path, needed: int, most: int) -> None:
 
 
 def sign(folder: Path) -> None:
-    """Write down by what whole states are told from damaged ones."""
+    """Write what `damage` needs to tell whole states from damaged ones."""
     path = folder / STATES
     write_json(folder / MANIFEST, {"bytes": path.stat().st_size, "sha256": sha256(path)})
 
 
 def note_use(folder: Path) -> None:
     """Note that states are used now, because those used longest ago make room."""
-    # Another process may have made room of them, and they are read all the same.
+    # Another process may have removed them to make room; an open file stays readable.
     with suppress(FileNotFoundError):
         os.utime(folder / STATES)
 
 
 def damage(folder: Path, needed: int) -> str | None:
-    """Why what a folder holds is not what was written; None where it is."""
+    """What is damaged in a folder of states; None where it is whole."""
     try:
         manifest = read_json(folder / MANIFEST)
         PreparationRecord.model_validate_json((folder / COST).read_bytes())
@@ -109,7 +109,7 @@ def _is_unfinished(folder: Path) -> bool:
 
 
 def _clear_leavings(cache: Path) -> None:
-    """Remove what processes left that were killed while they wrote or removed states."""
+    """Remove the remains of processes that were killed while they wrote or removed states."""
     for gone in cache.glob(".*.gone-*"):
         shutil.rmtree(gone, ignore_errors=True)
     for temporary in cache.glob("*.tmp-*"):
