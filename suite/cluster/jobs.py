@@ -160,9 +160,8 @@ class JobClient:
                 too_early = "try again later" in str(error) and time.monotonic() < end_s
                 if not too_early and not self._is_taken(name):
                     raise
-                time.sleep(
-                    POLL_S
-                )  # if somebody else has just taken the name, the next look finds it
+                # If somebody else has just taken the name, the next look finds it.
+                time.sleep(POLL_S)
             else:
                 return self.job(name), True
 

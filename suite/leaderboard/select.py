@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from suite.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
-    from suite.config.arm import Arm
     from suite.record.cells import Cell, Trial
     from suite.record.folder import Home
 
@@ -149,7 +148,8 @@ def _find(arms: Arms, name: str, given: str, home: Home) -> list[Cell]:
     known: set[str] = set()
     for at, cells in arms.items():
         key = at[1]
-        forms = _forms(cells[0].arm)
+        arm = cells[0].arm
+        forms = short_names(arm.backbone.name, arm.attention.name, arm.method)
         # All names, so that a typing error gets the nearest one suggested.
         known.update((key, *forms))
         if name == key:
@@ -174,10 +174,6 @@ def _find(arms: Arms, name: str, given: str, home: Home) -> list[Cell]:
 def short_names(backbone: str, attention: str, method: str) -> tuple[str, ...]:
     """The short names of an arm, each of which may be enough to tell it from others."""
     return method, attention, f"{attention}/{method}", f"{backbone}/{attention}/{method}"
-
-
-def _forms(arm: Arm) -> tuple[str, ...]:
-    return short_names(arm.backbone.name, arm.attention.name, arm.method)
 
 
 def _chosen(home: Home, key: tuple[str, str]) -> bool | None:

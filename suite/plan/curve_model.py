@@ -62,6 +62,8 @@ STEP = 0.05
 """Distance of the learning rates that are looked at, decades; double with several choices."""
 LEAST_PLACES = 17
 """Learning rates that are looked at in the narrowest range: more than a study tries (ours)."""
+CURVES = 256
+"""Curves drawn from each setting for the stop rule (ours)."""
 # Nodes and weights of a normal distribution, for what a trial might show.
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
@@ -380,11 +382,11 @@ class CurveModel:
                 return candidate
         return self._candidate(int(gain.argmax()))
 
-    def gain_left(self, draws: int = 256) -> float:
+    def gain_left(self) -> float:
         """What knowing the curve exactly would add to the score of the rate chosen now, points.
 
         It bounds what any further search can gain, under the model: the expected value of perfect
-        information (Howard, 1966), from `draws` curves.
+        information (Howard, 1966), from `CURVES` curves.
         """
         chosen = int(self._average.argmax())
         rng = np.random.default_rng(0)
@@ -394,7 +396,7 @@ class CurveModel:
         ):
             values, vectors = np.linalg.eigh(covariance)
             root = vectors * np.sqrt(np.maximum(values, 0.0))
-            drawn = mean + rng.standard_normal((draws, len(mean))) @ root.T
+            drawn = mean + rng.standard_normal((CURVES, len(mean))) @ root.T
             gain += weight * float((drawn.max(1) - drawn[:, chosen]).mean())
         return gain
 

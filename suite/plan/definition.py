@@ -348,9 +348,10 @@ def _architecture_changes(old: Plan, new: Plan, home: Home) -> list[str]:
             if new.study_of(now[name]) != now[name].key:
                 changed.append((now[name], "new"))
         # Trials of studies of their own would be more than the budget of one that is shared.
+        modes = f"architectures: {old.config.architectures} -> {new.config.architectures}"
         for name in was.keys() & now.keys():
             if old.study_of(was[name]) != new.study_of(now[name]):
-                changed.append((now[name], f"searched otherwise ({_searched(old, new)})"))
+                changed.append((now[name], f"searched otherwise ({modes})"))
         if changed:
             found.append((was, changed))
     # To read the trials takes time, and only here does it matter which there are.
@@ -365,10 +366,6 @@ def _architecture_changes(old: Plan, new: Plan, home: Home) -> list[str]:
                 f"{what}, and the method has trials already"
             )
     return sorted(lines)
-
-
-def _searched(old: Plan, new: Plan) -> str:
-    return f"architectures: {old.config.architectures} -> {new.config.architectures}"
 
 
 def _by_architecture(plan: Plan) -> dict[str, dict[str, PlannedCell]]:

@@ -44,7 +44,9 @@ def least_p_values(arms: Sequence[Answers]) -> Values:
     """
     found = np.eye(len(arms))
     right = _right_answers(arms)
-    predicted = list(map(_predictions, arms))
+    predicted = []
+    for arm in arms:
+        predicted.append([np.asarray(items.predictions) for items in arm.runs.values()])
     for one, other in combinations(range(len(arms)), 2):
         if right is None:
             p = _by_count(predicted[one], predicted[other], arms[one].items.groups)
@@ -72,10 +74,6 @@ def _right_answers(arms: Sequence[Answers]) -> list[Values] | None:
             count += statistic.rows(items)[:, 0]
         counts.append(count)
     return counts
-
-
-def _predictions(arm: Answers) -> list[Any]:
-    return [np.asarray(items.predictions) for items in arm.runs.values()]
 
 
 def _by_exchange(differences: Values) -> float:
