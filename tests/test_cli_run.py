@@ -173,6 +173,16 @@ def test_a_dry_run_of_the_quickstart_tells_its_size_and_starts_nothing(
     assert not (tmp_path / "h").exists()
 
 
+@pytest.mark.parametrize("option", ["--tracking-uri", "--optuna"])
+def test_a_dry_run_refuses_a_store_that_the_run_refuses(
+    suite: Suite, tmp_path: Path, option: str
+) -> None:
+    command = ["run", "quickstart", "--home", tmp_path / "h", option, "foo://bar"]
+    told = [suite(*command, *more) for more in (["--dry-run"], [])]
+    assert told[0] == told[1] and told[0][:2] == (2, "") and "foo://bar" in told[0][2]
+    assert not (tmp_path / "h").exists()
+
+
 def test_a_dry_run_needs_no_network_and_says_what_it_could_not_check(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -79,6 +79,7 @@ def run(
     if dry_run:
         from suite.cli.estimate import show_plan
 
+        _check_stores(home, tracking_uri, optuna)
         return show_plan(
             config,
             where=str(path),
@@ -112,6 +113,23 @@ def run(
             _attach_report(config, asked)
     # Last, because it decides the exit code, and the last lines are the ones that are read.
     _say_how_it_ended(config, outcome, asked, found.followers)
+
+
+def _check_stores(home: Path, tracking_uri: str | None, optuna: str | None) -> None:
+    """Refuse what the run would refuse: stores that cannot be; asks no server.
+
+    Raises:
+        TrackingError: A store is of a kind that nobody knows, or cannot be written safely.
+    """
+    from suite.record.folder import Home
+    from suite.tracking.store import resolve_uri
+
+    resolve_uri(Home(home), tracking_uri, write=True)
+    if optuna is not None:
+        # Imports Optuna, which takes a second.
+        from suite.tracking.optuna_mirror import check_url
+
+        check_url(optuna)
 
 
 @dataclass(frozen=True, slots=True)
