@@ -321,12 +321,13 @@ def _spared_our_signals() -> Iterator[None]:
     once, before the trials could write a checkpoint. Ray itself spares them only SIGINT. They end
     with this process all the same: the kernel sees to that.
     """
-    before = services.ConsolePopen
-    services.ConsolePopen = partial(before, process_group=0)
+    starts: Any = services
+    before = starts.ConsolePopen
+    starts.ConsolePopen = partial(before, process_group=0)
     try:
         yield
     finally:
-        services.ConsolePopen = before
+        starts.ConsolePopen = before
 
 
 @contextmanager
