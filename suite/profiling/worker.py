@@ -5,6 +5,7 @@ Whatever kills a rank ends one arm and no more.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -95,6 +96,9 @@ def rank_main(
     except Exception as error:  # noqa: BLE001 - no arm is to blame; the parent reports it
         to_parent.send(Message("start", NO_ARM, one_line(error)))
         return
+    # Every arm collects garbage several times, and need not walk over the imported libraries.
+    gc.collect()
+    gc.freeze()
     for visit in visits:
         try:
             measure_arm(visit, setting, device, rank=rank, to_parent=to_parent)
