@@ -216,7 +216,9 @@ def test_forward_flops_are_those_of_the_matrix_products() -> None:
 def test_estimating_allocates_nothing_of_the_models_size() -> None:
     process = psutil.Process()
     before = process.memory_info().rss
-    (arm,) = choose(["bert-large"], ["read"], ["pretrained"])
+    # One layer: words enough make it large.
+    shape = {"num_hidden_layers": 1, "vocab_size": 400_000}
+    (arm,) = choose(["bert-large"], ["read"], ["pretrained"], shape=shape)
     found = estimate_only([arm], Setting(batch=8, seq=128)).arms[0]
     assert found.estimate is not None
     assert found.estimate.memory.parameters_bytes > 1.3e9
@@ -559,13 +561,13 @@ def test_estimates_alone_can_be_piped(suite: Suite, fmt: str) -> None:
         *FLAGS,
         *shape_flags("bert"),
         "--methods",
-        "full,bitfit",
+        "bitfit",
         "--format",
         fmt,
     )
     assert code == 0, err
     if fmt == "json":
-        assert [arm["status"] for arm in json.loads(out)["arms"]] == ["estimated", "estimated"]
+        assert [arm["status"] for arm in json.loads(out)["arms"]] == ["estimated"]
     else:
         assert "bert-base/bitfit" in out
 
@@ -598,9 +600,9 @@ def test_json_with_a_comparison_is_one_document(suite: Suite) -> None:
 
 
 def test_figures_by_size_need_two_sizes(tmp_path: Path) -> None:
-    both = [arm for family in ("bert", "gpt2") for arm in arms_of(family, ["full", "bitfit"])]
+    both = [arm for family in ("bert", "gpt2") for arm in arms_of(family, ["bitfit"])]
     two = estimate_only(both, Setting(**SHORT))
-    one = two.model_copy(update={"arms": two.arms[:2]})
+    one = two.model_copy(update={"arms": two.arms[:1]})
     by_size = {"memory-by-size", "trainable-by-size"}
     assert {path.stem for path in draw(two, tmp_path / "two")} >= by_size
     assert not {path.stem for path in draw(one, tmp_path / "one")} & by_size
