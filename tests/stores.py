@@ -282,3 +282,18 @@ def _wait(ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
         assert process.poll() is None, f"ended with {process.returncode}"
         assert time.monotonic() < end, f"not ready after {START_S:.0f} s"
         time.sleep(0.2)
+
+
+MEET = """
+import os, sys
+import mlflow.store.tracking.sqlalchemy_store  # imported once, so that the processes meet at the store and not on the way to it
+from suite.tracking import open_store
+children = [pid for _ in range(int(sys.argv[2])) if (pid := os.fork()) or (open_store(sys.argv[1]).experiment("x"), os._exit(0))]
+sys.exit(sum(os.waitpid(pid, 0)[1] != 0 for pid in children))
+"""
+
+
+def meet(uri: str, *, drivers: int) -> subprocess.CompletedProcess[str]:
+    """Processes that open a store at once, and want an experiment `x` in it."""
+    command = [sys.executable, "-c", MEET, uri, str(drivers)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -42,7 +40,7 @@ from tests.records import (
     write_definition,
     write_trial,
 )
-from tests.stores import MlflowServer, Postgres, mlflow_server, postgres
+from tests.stores import MlflowServer, Postgres, meet, mlflow_server, postgres
 
 
 @pytest.fixture(scope="module")
@@ -199,16 +197,8 @@ def test_a_wrong_password_is_said_and_not_shown(database: Postgres) -> None:
 
 def test_drivers_that_meet_at_an_empty_database_make_its_tables_once(database: Postgres) -> None:
     uri = database.database("fresh")
-    code = (
-        "import sys; from suite.tracking import open_store; open_store(sys.argv[1]).experiment('x')"
-    )
-    started = [
-        subprocess.Popen([sys.executable, "-c", code, uri], stderr=subprocess.PIPE)
-        for _ in range(2)
-    ]
-    assert [(p.wait(), p.stderr.read()[-500:] if p.stderr else b"") for p in started] == [
-        (0, b"")
-    ] * 2
+    ended = meet(uri, drivers=2)
+    assert (ended.returncode, ended.stderr) == (0, "")
     assert list(open_store(uri).experiments()) == ["x"]
 
 

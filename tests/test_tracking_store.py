@@ -19,6 +19,7 @@ from suite.record.folder import Home
 from suite.tracking import leaderboard, open_store, resolve_uri, sync
 from suite.tracking.store import sqlite_path
 from tests.records import make_home, make_store
+from tests.stores import meet
 
 
 def test_the_uri_is_the_given_one_then_the_environments_then_the_homes(
@@ -145,24 +146,10 @@ def test_a_reader_makes_no_tables(tmp_path: Path) -> None:
     assert (tmp_path / "mlflow.db").stat().st_size == 0
 
 
-RACE = """
-import os, sys
-import mlflow.store.tracking.sqlalchemy_store  # imported once, so that the processes meet at the file and not on the way to it
-from suite.tracking import open_store
-children = [pid for _ in range(4) if (pid := os.fork()) or (open_store(sys.argv[1]).experiment("x"), os._exit(0))]
-sys.exit(sum(os.waitpid(pid, 0)[1] != 0 for pid in children))
-"""
-
-
 def test_processes_that_open_a_fresh_database_together_all_succeed(tmp_path: Path) -> None:
     # MLflow by itself would make a folder `a%3Fb` beside it.
     uri = Home(tmp_path / "a?b").tracking_uri
-    ended = subprocess.run(
-        [sys.executable, "-c", RACE, uri],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = meet(uri, drivers=4)
     assert ended.returncode == 0, ended.stderr
     assert list(open_store(uri).experiments()) == ["x"]
     assert [found.name for found in tmp_path.iterdir()] == ["a?b"]
