@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 import warnings
+from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from suite.petl import methods
 from suite.record.folder import Home
 from suite.train.restore import Restored, restore
 from tests.commands import suite  # noqa: F401
+from tests.ranks import in_processes
 from tests.records import make_result, make_spec, write_trial
 from tests.test_loading import SHA, hub_cache, save
 from tests.test_own_data import TASK
@@ -567,11 +570,11 @@ def evaluated(restored: Restored, rows: dict[str, list[Any]]) -> list[Any]:
     return objective.merge(data, answers).predictions
 
 
-NUMBERS = """
-import sys, suite
-for folder in sys.argv[1:]:
-    print(suite.load(folder).predict([("one text", "another")] * 3))
-"""
+def three_numbers(_number: int, folders: list[str]) -> tuple[list[list[float]], str]:
+    """What exported models answer in a process that nobody has told where to log, and its stderr."""
+    with redirect_stderr(io.StringIO()) as said:
+        found = [package.load(folder).predict([("one text", "another")] * 3) for folder in folders]
+    return found, said.getvalue()
 
 
 def test_numbers_outside_of_the_labels_range_are_counted_on_stderr_and_stay_as_they_are(
@@ -585,12 +588,10 @@ def test_numbers_outside_of_the_labels_range_are_counted_on_stderr_and_stay_as_t
         own = task.model_copy(update={"label": label})
         folders.append(str(tmp_path / f"from-{low:g}"))
         exported(home, trained_spec("lora", "bert", task=own), Path(folders[-1]))
-    command = [sys.executable, "-c", NUMBERS, *folders]
-    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=True)
-    inside, outside = (json.loads(line) for line in done.stdout.splitlines())
+    (((inside, outside), said),) = in_processes(three_numbers, folders)
     assert inside == pytest.approx(outside, abs=TOLERANCE)
     assert all(-9.0 < number < 4.0 for number in outside)
-    assert done.stderr.splitlines() == [
+    assert said.splitlines() == [
         "stsb: 3 of 3 answers lie outside of 4 to 5, the range of the task's labels"
     ]
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import io
 import os
 import pty
-import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import yaml
 
+from suite.cli.app import main
 from suite.cli.sweep_text import PRESETS, Answers, Budget, sweep_text
 from suite.config.loader import parse_yaml, validate
 from suite.config.sweep import SweepConfig
 from suite.config.sweep_files import load_sweep
-from tests.commands import ROOT, Suite, suite
+from tests.commands import Suite, suite
+from tests.ranks import in_processes
 
 __all__ = ["suite"]
 FLAGS = ("--backbone", "minilm", "--methods", "lora,bitfit", "--tasks", "entailment")
@@ -147,24 +149,26 @@ def test_without_a_terminal_it_says_which_options_are_missing(
     assert suite("init", tmp_path / "s.yaml", "--backbone", "minilm", "--yes")[0] == 0
 
 
-def test_on_a_terminal_four_questions_are_asked_and_a_wrong_answer_again(tmp_path: Path) -> None:
+def at_a_terminal(_number: int, folder: Path, typed: bytes) -> tuple[int, str, str]:
+    """`suite init asked.yaml` with a terminal as its input: (exit code, stdout, stderr)."""
     ours, theirs = pty.openpty()
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "suite", "init", "asked.yaml"]
-    with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=env,
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        os.close(theirs)
-        os.write(ours, b"\nlora,gqqa\nlora,gqa\n\npaper\n")
-        out, err = child.communicate(timeout=200)
-    os.close(ours)
-    assert child.returncode == 0, err
+    os.write(ours, typed)
+    os.dup2(theirs, 0)
+    sys.stdin = os.fdopen(0)
+    os.chdir(folder)
+    with (
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+        pytest.raises(SystemExit) as ended,
+    ):
+        main(["init", "asked.yaml"])
+    return int(ended.value.code or 0), out.getvalue(), err.getvalue()
+
+
+def test_on_a_terminal_four_questions_are_asked_and_a_wrong_answer_again(tmp_path: Path) -> None:
+    typed = b"\nlora,gqqa\nlora,gqa\n\npaper\n"
+    ((code, out, err),) = in_processes(at_a_terminal, tmp_path, typed)
+    assert code == 0, err
     assert "unknown method or attention variant 'gqqa'; did you mean gqa" in err and "next:" in out
     config = load_sweep(tmp_path / "asked.yaml")
     assert [a.name for a in config.attention] == ["pretrained", "gqa"], (
