@@ -39,6 +39,7 @@ from tests.sweeps import finish
 from tests.tiny import tiny_choice
 
 __all__ = ["suite"]
+LEARNS = "test_fine_tuning_through_the_suite_raises_the_scores_of_lm_eval"
 TRAINING = TrainingConfig(
     epochs=12, patience=None, batch_size=8, eval_batch_size=32, max_length=64, threads_per_worker=1
 )
@@ -100,12 +101,18 @@ def train_all(rank: int, home: Path, data: Path, wanted: list[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A home with two seeds of a fine-tuned llama and records of a classifying one, and a folder of lm-eval tasks."""
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A home with two seeds of a fine-tuned llama and records of a classifying one, and a folder of lm-eval tasks.
+
+    Only the slow test wants it well trained; the others want a trial that has ended.
+    """
     folder = tmp_path_factory.mktemp("trained")
+    training = TRAINING
+    if not any(LEARNS in item.keywords for item in request.session.items):
+        training = TRAINING.model_copy(update={"epochs": 1})
     with pytest.MonkeyPatch.context() as patch:
         data, home = write_suite_task(folder, patch), Home(folder / "runs")
-        search, *confirm = specs("full")
+        search, *confirm = specs("full", training=training)
         for spec in (search, *specs("bitfit", decoder_objective="head", sweep="heads")):
             home.trial(spec).write_spec(spec)
             finish(home, spec, 50.0)
