@@ -217,6 +217,19 @@ def fails() -> None:
     raise ImportError("no such module")
 
 
+def test_a_node_is_asked_until_it_answers_or_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {"b": "host b"}
+    answers: list[dict[str, bool]] = [{}, {"b": True}]
+    monkeypatch.setattr(shared, "alive_nodes", lambda: nodes)
+    monkeypatch.setattr(shared, "ask_nodes", lambda *_args, **_: answers.pop(0))
+    monkeypatch.setattr(shared, "ASK_AGAIN_S", 0.0)
+    assert shared._who_sees(Path("mark"), nodes) == {"b": True}
+    assert answers == []
+    monkeypatch.setattr(shared, "HOME_ANSWER_S", 0.0)
+    assert shared._who_sees(Path("mark"), nodes) == {}
+
+
+@pytest.mark.slow
 def test_a_node_that_does_not_say_whether_it_sees_the_home_stops_the_sweep(
     two_nodes: tuple[Cluster, Path], home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +240,7 @@ def test_a_node_that_does_not_say_whether_it_sees_the_home_stops_the_sweep(
         check_home_is_shared(home, None)
 
 
+@pytest.mark.slow
 def test_a_node_whose_worker_was_killed_while_it_was_asked_is_asked_again(
     two_nodes: tuple[Cluster, Path], home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
