@@ -20,6 +20,8 @@ LONGEST = (
     "test_frozen_states",
     "test_tune",
     "test_profile",
+    "test_attention",
+    "test_methods",
     "test_checkpoint",
     "test_parity",
     "test_cli_run",
@@ -46,7 +48,6 @@ LONGEST = (
     "test_reseed",
     "test_startup",
     "test_lm_eval",
-    "test_engine",
     "test_unwritable_home",
 )
 """By the seconds of all their tests, the slow ones too; those beyond these take less than 40."""
