@@ -157,6 +157,9 @@ def once(
         # Another trial did the work; this one has only waited for it.
         meter.load_state({"load": asdict(account)})
         return kept_record(folder)
+    # The worker's cost is the group's, and another trial may have read it by now.
+    if dist.get_world_size() == 1:
+        return kept_record(folder)
     record = _record(folder.name, trial, gather_objects({phase: account}), phase)
     if made:
         write_json(folder / COST, record.model_dump(mode="json"))
