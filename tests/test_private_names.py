@@ -26,6 +26,7 @@ KNOWN = {
         ".maybe_enable_token_auth_if_token_available",
     ],
     "cluster/session.py": [
+        "ray._private.services",
         "ray._private.state.state",
         "ray._private.worker",
     ],

@@ -130,7 +130,9 @@ def test_the_file_of_a_task_is_answered_with_the_tasks_name(
         ),
         ("others/c.py", "write c, and give --tasks others"),
     ):
-        with pytest.raises(UnknownNameError, match=f"a task is named by its file's stem: {said}$"):
+        with pytest.raises(
+            UnknownNameError, match=rf"a task is named by its file's stem: {said}\)$"
+        ):
             load_task(given)
 
 
