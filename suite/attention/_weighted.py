@@ -52,7 +52,7 @@ class WeightedGroupOptions(WeightedOptions):
     """`WeightedOptions`, and how many key-value heads remain."""
 
     kv_heads: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="groups; null = half of the heads (WGQA 4.1)"
+        None, description="groups; null = half of the heads (WGQA 3)"
     )
 
 

@@ -1,10 +1,11 @@
 """LoRA: a trained low-rank product beside chosen attention projections.
 
-Source: Hu et al., arXiv 2106.09685, section 4.1 (`W x + (alpha / rank) B A x`, A Kaiming-uniform, B
-    zero); through `peft`. Defaults rank 32, alpha 32, dropout 0.1 on q and v of every attention:
-    the official code of LST (arXiv 2206.06522); READ (arXiv 2305.15348, table 8) also ends at rank
-    32.
+Source: Hu et al., arXiv 2106.09685, section 4.1 (`W x + (alpha / rank) B A x`, B zero at first);
+    through `peft`. Defaults rank 32, alpha 32, dropout 0.1 on q and v of every attention: the
+    official code of LST (arXiv 2206.06522); READ (arXiv 2305.15348, table 8) also ends at rank 32.
 Deviations:
+    - A starts Kaiming-uniform, as in `peft`, in LST's code and in that of Hu et al., whose section
+      4.1 says Gaussian.
     - GPT-2 fuses q, k and v in one matrix. Naming any of the three there adapts the whole fused
       matrix with one rank-r product, as `peft` does: k is adapted too and the three share A. For q
       and v the count is the same, 4 d r a layer.
