@@ -12,6 +12,8 @@ Deviations:
       rotated key for all heads.
     - MHA2MLA may also choose the frequencies by the norms of queries and keys on data, and TransMLA
       balances keys and values on data first; here the weights alone decide.
+    - Both factors of the SVD get the square root of the spectrum; MHA2MLA's code leaves all of it
+      to the maps from the latent.
     - No norm on the latent and no latent for queries, as in MHA2MLA; DeepSeek-V2 has both.
     - Keys and values are made anew of all cached latents in every step, until the model is folded:
       then a step of decoding absorbs these maps into queries and results, as DeepSeek-V2 does.

@@ -6,6 +6,10 @@ Source: LST, Ladder Side-Tuning for Parameter and Memory Efficient Transfer Lear
     and 8 of 12, T5-large without every second, down- and up-projections from N(0, 0.01) with zero
     biases, no distillation.
 Deviations:
+    T5-3B: the official script gives block 23 alone a side block (`layers: [23]`); here 24 blocks
+    lose every second one, as in T5-large.
+    The side network reads the embedding under the backbone's own dropout; the official code draws
+    dropout once more for it.
     Encoder-only and decoder-only backbones: the same ladder on the one stack they have; the
     up-projection replaces the state that the head (BERT: pooler and head) receives. BERT's side
     blocks end with their norm and get no second one.
@@ -17,9 +21,9 @@ Deviations:
     keys and values keep the columns that the side encoder keeps.
     Where layers see windows of the text (Gemma, ModernBERT) it is refused: side blocks share one
     mask.
-    Fisher importances are taken in evaluation mode, so that they do not depend on dropout. A task
-    head that the checkpoint lacks has weights of their own for them, because the trial's would
-    depend on its seed: all trials of a task start from the same side blocks.
+    Fisher importances are taken in evaluation mode, as in the official code. A task head that the
+    checkpoint lacks has weights of their own for them, because the trial's would depend on its
+    seed: all trials of a task start from the same side blocks.
     The gates of blocks without side block are counted and stored (the official count has them) and
     change nothing.
 """
