@@ -173,14 +173,24 @@ def test_a_dry_run_of_the_quickstart_tells_its_size_and_starts_nothing(
     assert not (tmp_path / "h").exists()
 
 
-@pytest.mark.parametrize("option", ["--tracking-uri", "--optuna"])
+@pytest.mark.parametrize(
+    ("option", "store"),
+    [
+        ("--tracking-uri", "foo://bar"),
+        ("--optuna", "foo://bar"),
+        ("--storage", "foo://bar"),
+        ("--storage", "/proc/version/bar"),
+        ("--storage", "s3:/bucket/bar"),
+    ],
+)
 def test_a_dry_run_refuses_a_store_that_the_run_refuses(
-    suite: Suite, tmp_path: Path, option: str
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, store: str
 ) -> None:
-    command = ["run", "quickstart", "--home", tmp_path / "h", option, "foo://bar"]
+    monkeypatch.chdir(tmp_path)
+    command = ["run", "quickstart", "--home", tmp_path / "h", option, store]
     told = [suite(*command, *more) for more in (["--dry-run"], [])]
-    assert told[0] == told[1] and told[0][:2] == (2, "") and "foo://bar" in told[0][2]
-    assert not (tmp_path / "h").exists()
+    assert told[0] == told[1] and told[0][:2] == (2, "") and store in told[0][2]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_dry_run_needs_no_network_and_says_what_it_could_not_check(

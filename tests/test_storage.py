@@ -123,6 +123,8 @@ def test_a_key_that_could_leave_the_root_is_refused(key: str) -> None:
         ("s3://key:hidden@bucket/x", "AWS_ACCESS_KEY_ID"),
         ("file://host/x", "file:///ABSOLUTE/PATH"),
         ("s3:///x", "names no bucket"),
+        ("s3:/bucket/x", "s3://BUCKET/PREFIX"),
+        ("", "expected a folder"),
     ],
 )
 def test_a_url_that_cannot_be_used_says_what_can(url: str, says: str) -> None:

@@ -79,7 +79,7 @@ def run(
     if dry_run:
         from suite.cli.estimate import show_plan
 
-        _check_stores(home, tracking_uri, optuna)
+        _check_stores(home, tracking_uri, optuna, storage)
         return show_plan(
             config,
             where=str(path),
@@ -115,13 +115,17 @@ def run(
     _say_how_it_ended(config, outcome, asked, found.followers)
 
 
-def _check_stores(home: Path, tracking_uri: str | None, optuna: str | None) -> None:
+def _check_stores(
+    home: Path, tracking_uri: str | None, optuna: str | None, storage: str | None
+) -> None:
     """Refuse what the run would refuse: stores that cannot be; asks no server.
 
     Raises:
         TrackingError: A store is of a kind that nobody knows, or cannot be written safely.
+        StorageError: The same of the storage.
     """
     from suite.record.folder import Home
+    from suite.storage.urls import checked_url
     from suite.tracking.store import resolve_uri
 
     resolve_uri(Home(home), tracking_uri, write=True)
@@ -130,6 +134,8 @@ def _check_stores(home: Path, tracking_uri: str | None, optuna: str | None) -> N
         from suite.tracking.optuna_mirror import check_url
 
         check_url(optuna)
+    if storage is not None:
+        checked_url(storage)
 
 
 @dataclass(frozen=True, slots=True)

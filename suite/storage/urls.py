@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 from suite.errors import StorageError
@@ -24,6 +26,12 @@ def open_storage(url: str | Path, *, patience_s: float = PATIENCE_S) -> Storage:
     text = str(url)
     protocol, found, rest = text.partition("://")
     if not found:
+        # `--storage "$BUCKET"` without that variable, and s3:/BUCKET, would be folders here.
+        if not text or re.match(r"\w+:", text):
+            raise StorageError(
+                f"storage {text!r}: expected a folder (./NAME where a name has a colon), file:// "
+                "or s3://BUCKET/PREFIX"
+            )
         return FileStorage(Path(text), patience_s=patience_s)
     # Credentials stand before the first slash; an `@` further on belongs to a path.
     if "@" in rest.partition("/")[0]:
@@ -43,6 +51,25 @@ def open_storage(url: str | Path, *, patience_s: float = PATIENCE_S) -> Storage:
         f"storage {text}: got {protocol!r}, "
         "expected a folder, file:// or s3://, which create keys atomically"
     )
+
+
+def checked_url(url: str) -> str:
+    """The URL of a storage, with a folder's path made absolute. Asks and writes nothing.
+
+    Raises:
+        StorageError: As `open_storage`, or the folder cannot be written to. It need not exist yet.
+    """
+    storage = open_storage(url)
+    if isinstance(storage, FileStorage):
+        there = storage.root
+        while not there.exists():
+            there = there.parent
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise StorageError(
+                f"storage {url}: {there} cannot be written to; "
+                "expected a folder that can be read and written"
+            )
+    return storage.url
 
 
 def is_local(url: str | Path) -> bool:

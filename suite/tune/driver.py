@@ -55,7 +55,7 @@ from suite.record.folder import Home
 from suite.redact import printable
 from suite.storage.lease import Lease
 from suite.storage.mirror import Mirror
-from suite.storage.urls import is_local, open_storage
+from suite.storage.urls import checked_url
 from suite.storage.workspace import Workspace
 from suite.tune.callback import HaltError, SweepCallback, why_paused
 from suite.tune.elastic import ElasticScheduler, WarmGroupScheduler, placement_request
@@ -111,13 +111,13 @@ def run_sweep(
             worker has started.
     """
     check_home(home)
+    # Workers of a running cluster have the working folder of `ray start`.
+    if storage is not None:
+        storage = checked_url(storage)
     home.path.mkdir(parents=True, exist_ok=True)
     home = Home(home.path.resolve())
     if data_root is not None:
         data_root = data_root.resolve()
-    # Workers of a running cluster have the working folder of `ray start`.
-    if storage is not None and is_local(storage):
-        storage = open_storage(storage).url
     # First of all: what follows writes to the home, and another driver may be at work in it.
     with only_driver(home, config.name, storage=storage) as lease:
         mirror = open_mirror(home, storage, patience_s=config.timeouts.collective_s / 2)
