@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,18 +209,28 @@ def test_a_dry_run_needs_no_network_and_says_what_it_could_not_check(
     assert code == 2 and "cannot be reached" in err and not (tmp_path / "h" / "trials").exists()
 
 
-def test_ctrl_c_says_how_to_go_on(
-    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_first_trial_says_how_to_go_on(
+    suite: Suite,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    expected: int,
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+        # A background job, as this test may be, ignores SIGINT.
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        signal.raise_signal(number)
+
+    before = signal.getsignal(number)
 
     monkeypatch.setattr("suite.tune.driver.run_sweep", interrupted)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/secret.db")
     code, _, err = suite(
         "run", "quickstart", "--home", tmp_path / "my home", "--set", "search.trials=2"
     )
-    assert code == 130
+    assert code == expected and signal.getsignal(number) is before
     assert f"suite run quickstart --home '{tmp_path}/my home' --set search.trials=2" in err
     assert "secret" not in err, "what the environment holds is not printed"
 

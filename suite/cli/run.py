@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -207,7 +210,7 @@ def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Results:
     from suite import api
 
     try:
-        with render.stdout_for_result():
+        with _sigterm_exits(), render.stdout_for_result():
             return api.run(
                 api.Sweep.of(config, where=str(asked.path)),
                 home=asked.home,
@@ -219,10 +222,23 @@ def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Results:
                 insecure=asked.insecure,
                 retry_given_up=retry_given_up,
             )
+    # The driver ends in order while trials run. Before and after, these end it where it is.
     except KeyboardInterrupt:
-        # Ctrl-C while Ray starts: the driver was not there yet to end in order.
         put(f"\nstopped by Ctrl-C. Go on with: {asked.command}", err=True)
         raise typer.Exit(STOPPED) from None
+    except SystemExit:
+        put(f"stopped by SIGTERM. Go on with: {asked.command}", err=True)
+        raise typer.Exit(TERMINATED) from None
+
+
+@contextmanager
+def _sigterm_exits() -> Iterator[None]:
+    """Have SIGTERM raise `SystemExit` within the block, so that what is open is closed."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _show_leaderboard(config: SweepConfig, asked: Asked, fmt: Format) -> None:
@@ -255,6 +271,8 @@ def _say_how_it_ended(
     config: SweepConfig, outcome: Outcome, asked: Asked, followers: Sequence[Follower]
 ) -> None:
     """Say what went wrong, or what to type next; exit with 1 if anything has no result."""
+    from suite.plan.events import EXIT_CODES
+
     here = shlex.join([*asked.home_option, "--sweep", config.name])
     # Neither cells without a result nor hints matter to somebody who stopped it.
     if outcome.interrupted:
@@ -263,8 +281,7 @@ def _say_how_it_ended(
             err=True,
         )
         # Whatever else stopped the driver is a failure, with code 1.
-        codes = {"stopped by Ctrl-C": STOPPED, "stopped by SIGTERM": TERMINATED}
-        raise typer.Exit(codes.get(outcome.reason, 1))
+        raise typer.Exit(EXIT_CODES.get(outcome.reason, 1))
     for folder, why in outcome.not_measured.items():
         put(
             f"lm-eval has not measured {folder}: {why}; try again with: suite lm-eval {here}",

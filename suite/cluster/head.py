@@ -18,18 +18,27 @@ from suite.clock import CLOCK
 
 LOOK_S = 2.0
 ANSWER_S = 5.0
+LEAVING_S = 6.0
+"""How long the head may be silent once this process was asked to end.
+
+Whoever asked may have ended all processes of this machine, as `systemctl stop` and Slurm do, and
+kills what is left soon.
+"""
 RAYS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """The variable that says for how long Ray itself waits; a head that is started again sets more."""
 RAYS_PATIENCE_S = 60.0
 
 
 @contextlib.contextmanager
-def head_watched(on_gone: Callable[[str], None]) -> Iterator[None]:
+def head_watched(
+    on_gone: Callable[[str], None], *, leaving: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Watch the head of the connected cluster for the time of the block.
 
     Args:
         on_gone: Called once, in a thread, with what is wrong, when the head has refused connections
-            for half of the time after which Ray would end this process.
+            for half of the time after which Ray would end this process, or for `LEAVING_S`.
+        leaving: Whether this process was asked to end.
     """
     address: str = ray.get_runtime_context().gcs_address
     # The other half is for what is to be done before Ray ends the process.
@@ -37,7 +46,10 @@ def head_watched(on_gone: Callable[[str], None]) -> Iterator[None]:
     ended = threading.Event()
     # A daemon: a connection that hangs must not keep a process alive whose work is over.
     thread = threading.Thread(
-        target=_watch, args=(address, patience_s, ended, on_gone), name="suite-head", daemon=True
+        target=_watch,
+        args=(address, patience_s, ended, on_gone, leaving),
+        name="suite-head",
+        daemon=True,
     )
     thread.start()
     try:
@@ -47,16 +59,19 @@ def head_watched(on_gone: Callable[[str], None]) -> Iterator[None]:
 
 
 def _watch(
-    address: str, patience_s: float, ended: threading.Event, on_gone: Callable[[str], None]
+    address: str,
+    patience_s: float,
+    ended: threading.Event,
+    on_gone: Callable[[str], None],
+    leaving: Callable[[], bool],
 ) -> None:
     answered_s = CLOCK.now_s()
     while not CLOCK.wait(ended, LOOK_S):
+        most_s = min(patience_s, LEAVING_S) if leaving() else patience_s
         if _answers(address):
             answered_s = CLOCK.now_s()
-        elif CLOCK.now_s() - answered_s >= patience_s and not ended.is_set():
-            on_gone(
-                f"the head of the Ray cluster at {address} has not answered for {patience_s:g} s"
-            )
+        elif CLOCK.now_s() - answered_s >= most_s and not ended.is_set():
+            on_gone(f"the head of the Ray cluster at {address} has not answered for {most_s:g} s")
             return
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -98,7 +99,8 @@ def cluster(address: str | None, *, threads: int) -> Iterator[list[Node]]:
             stack.enter_context(loopback_only())
             stack.enter_context(_spared_our_signals())
         stack.callback(ray.shutdown)
-        _connect(address, folder, threads)
+        with _sigterm_kept():
+            _connect(address, folder, threads)
         yield cluster_nodes()
 
 
@@ -328,6 +330,22 @@ def _spared_our_signals() -> Iterator[None]:
         yield
     finally:
         starts.ConsolePopen = before
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Put the caller's handler of SIGTERM back after the block.
+
+    `ray.init` sets one that ends the local nodes and then this process, with code 1 and no word.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        # Without a handler the system would end this process at once; Ray's lets it clean up.
+        # Ray sets none outside of the main thread, where nobody may.
+        if callable(before) and signal.getsignal(signal.SIGTERM) is not before:
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

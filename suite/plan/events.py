@@ -13,6 +13,8 @@ from suite.record.result import EpochRecord, FailureRecord, TrialResult
 from suite.record.spec import TrialSpec
 
 log = logging.getLogger(__name__)
+EXIT_CODES = {"stopped by Ctrl-C": 130, "stopped by SIGTERM": 143}
+"""Codes of a driver that was asked to end, as shells have them, by the reason that it gives."""
 
 
 @dataclass(frozen=True, slots=True)

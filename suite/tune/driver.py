@@ -33,7 +33,7 @@ from suite.config.training import Partitioning
 from suite.errors import StorageError
 from suite.plan.cell_state import CellState, read_states
 from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
-from suite.plan.events import Listener, Listeners, Outcome
+from suite.plan.events import EXIT_CODES, Listener, Listeners, Outcome
 from suite.plan.partitioning import (
     USABLE_FRAC,
     Decision,
@@ -373,7 +373,8 @@ def _run(
     searcher.stopped = callback.must_stop
     queue.fetch = callback.fetch
     listener.on_start(plan, queue.states)
-    with head_watched(partial(_end_without_head, callback)):
+    gone = partial(_end_without_head, callback)
+    with head_watched(gone, leaving=lambda: callback.in_order):
         return _run_to_its_end(plan, settings, callback)
 
 
@@ -382,9 +383,14 @@ def _end_without_head(callback: SweepCallback, why: str) -> None:
 
     What had ended is kept, as after any kill of the driver.
     """
+    reason = why
+    # Who ends all processes of a machine ends Ray's, too: that is no failure of the cluster.
+    if callback.in_order:
+        reason = callback.reason
+        why = f"{reason}, and {why}"
     try:
         cells = tuple(cell_status(state) for state in callback.searcher.queue.states.values())
-        outcome = Outcome(callback.finished, cells, interrupted=True, reason=why)
+        outcome = Outcome(callback.finished, cells, interrupted=True, reason=reason)
         # Ray ends the process soon, and a listener may wait for a server of its own.
         farewell = threading.Thread(target=callback.listeners.on_end, args=(outcome,), daemon=True)
         farewell.start()
@@ -394,7 +400,7 @@ def _end_without_head(callback: SweepCallback, why: str) -> None:
         what_to_do = "run the same command again (with --address: when the head is back)"
         line = printable(f"{why}; nothing that finished is lost; {what_to_do}")
         print(line, file=sys.stderr, flush=True)
-        os._exit(1)
+        os._exit(EXIT_CODES.get(reason, 1))
 
 
 def _run_to_its_end(plan: Plan, settings: RunSettings, callback: SweepCallback) -> Outcome:
