@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 from ray.tune.experiment import Trial
 
+from suite.cluster import session
 from suite.cluster.network import choose, interfaces
 from suite.config.sweep import ResourceConfig, SweepConfig
 from suite.errors import IncompatibleError, ResourceError, SweepConflictError
@@ -45,6 +48,52 @@ def test_a_container_has_the_cores_of_its_processor_time(
     assert local_cpus(tmp_path) == 64
     (tmp_path / "cpu.max").write_text(f"{limit}\n")
     assert local_cpus(tmp_path) == cores
+
+
+GPU_WORKERS = """
+max_workers: 5
+head_node_type: head
+available_node_types:
+  head: {resources: {CPU: 0}, max_workers: 0}
+  gpu-worker: {resources: {CPU: 48, GPU: 4, memory: 2.0e11}, max_workers: 4}
+  cpu-worker: {resources: {CPU: 8}}
+  as-it-is: {resources: {}, max_workers: 9}
+"""
+
+
+def test_what_the_autoscaler_of_a_launcher_may_add_counts_as_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Ray's own autoscalers none tells Ray, and the head alone holds no rank."""
+    head: dict[str, Any] = {"Alive": True, "Resources": {"memory": 1.6e10}}
+    worker: dict[str, Any] = {"Alive": True, "Resources": {"CPU": 48.0, "GPU": 4.0}}
+    monkeypatch.setattr(session.ray, "nodes", lambda: [head, *up])
+    monkeypatch.setattr(
+        session.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="192.0.2.1:6379")
+    )
+    monkeypatch.setattr(
+        session.cluster_state, "get_max_resources_from_cluster_config", lambda: None
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "ray_bootstrap_config.yaml"
+    file.write_text(GPU_WORKERS)
+    options = ["--gcs-address=192.0.2.1:6379", f"--autoscaling-config=~/{file.name}"]
+    monitor = subprocess.Popen([sys.executable, "-c", "input()", *options], stdin=subprocess.PIPE)
+    try:
+        up: list[dict[str, Any]] = []
+        laid_out = lay_out(ResourceConfig(), session.cluster_nodes())
+        assert (laid_out.workers, laid_out.gpus, laid_out.slots) == (16, 1.0, 1)
+        assert (
+            lay_out(ResourceConfig(placement="strict-pack"), session.cluster_nodes()).workers == 4
+        )
+        up = [worker] * 3
+        found = session.cluster_nodes()[4:]
+        assert found == [{"CPU": 48.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 0.0}]
+        file.write_text("[")
+        assert len(session.cluster_nodes()) == 4, "a file that is being written"
+    finally:
+        monitor.kill()
+        monitor.communicate()
 
 
 def two_sizes(**changes: Any) -> SweepConfig:

@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from suite.cluster import network
 from suite.cluster.access import loopback_only, make_token
+from suite.cluster.growth import launcher_file, nodes_to_come
 from suite.errors import ResourceError
 from suite.plan.resources import Node, local_cpus
 from suite.redact import has_password, redact
@@ -190,6 +191,9 @@ def cluster_nodes() -> list[Node]:
     # Ray has no public call for the sizes that an autoscaler may reach.
     most = cluster_state.get_max_resources_from_cluster_config()
     if most is None:
+        file = launcher_file(ray.get_runtime_context().gcs_address)
+        if file is not None:
+            nodes += nodes_to_come(file, nodes)
         return nodes
     missing = {}
     for name in ("CPU", "GPU"):
