@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,7 +24,8 @@ from suite.record.cells import Trial
 from suite.record.folder import Home
 from suite.record.result import PreparationRecord, TrialResult
 from suite.record.spec import TrialSpec
-from suite.train.initial import COST, PREPARED, _once
+from suite.train import initial
+from suite.train.initial import COST, INCOMPLETE, PREPARED, _once
 from tests.ranks import on_ranks
 from tests.records import RATES, cell_rows, make_result, make_spec, write_definition, write_trial
 
@@ -219,6 +222,28 @@ def _waits_and_works(rank: int, folder: Path) -> list[object]:
     thread.join()
     phases = meter.local()
     found += [waited == again, sorted(phases), phases["load"].seconds > 0.2]
+
+    # The rank that works in a group of several writes its own cost first, and then the group's.
+    of_group = again.model_copy(update={"world_size": 2})
+
+    def group() -> None:
+        time.sleep(0.3)
+        write_json(folder / "shared" / COST, of_group.model_dump(mode="json"))
+        (folder / "shared" / INCOMPLETE).unlink()
+
+    (folder / "shared" / INCOMPLETE).touch()
+    thread = Thread(target=group)
+    thread.start()
+    waited = _once(folder / "shared", _killed, trial="fourth", meter=meter)
+    thread.join()
+    found.append(waited == of_group)
+    (folder / "shared" / INCOMPLETE).touch()
+    with patch.object(initial, "GROUP_S", 0.1):
+        left = _once(folder / "shared", _killed, trial="fifth", meter=meter)
+    found += [left == of_group, (folder / "shared" / INCOMPLETE).exists()]
+    with patch.object(initial, "dist", SimpleNamespace(get_world_size=lambda: 2)):
+        made = _once(folder / "of two", _work, trial="sixth", meter=PhaseMeter(torch.device("cpu")))
+    found += [made.world_size, sorted(path.name for path in (folder / "of two").iterdir())]
     return found
 
 
@@ -226,4 +251,5 @@ def test_a_killed_preparation_is_done_anew_and_waiting_for_another_trial_is_load
     tmp_path: Path,
 ) -> None:
     (found,) = on_ranks(_waits_and_works, tmp_path, world_size=1)
-    assert found == [False, "second", True, True, [1.0] * 3, "0o644", True, ["load"], True]
+    alone = [False, "second", True, True, [1.0] * 3, "0o644", True, ["load"], True]
+    assert found == [*alone, True, True, False, 2, [COST, PREPARED]]

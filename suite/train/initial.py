@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from suite.backbones.loading import ResolvedBackbone
+from suite.clock import CLOCK
 from suite.config.hashing import short_hash
 from suite.data.objective import Objective
 from suite.data.prepare import Prepared
@@ -32,6 +33,10 @@ FORMAT = 3
 """Raise this number when a method prepares other weights, or more is kept beside them."""
 PREPARED = "prepared.safetensors"
 COST = "cost.json"
+INCOMPLETE = "cost.incomplete"
+"""Lies beside the cost while it is that of the working rank alone, and the group's is to come."""
+GROUP_S = 30.0
+"""How long other trials wait for the group's cost."""
 PHASE = "prepare"
 
 
@@ -142,6 +147,8 @@ def once(
         # Written before the folder has its name: whatever kills the trial from here on, nobody
         # finds what was made without its cost.
         write_json(temporary / COST, alone.model_dump(mode="json"))
+        if dist.get_world_size() > 1:
+            (temporary / INCOMPLETE).touch()
         made = True
 
     if all_agree(folder.exists()):
@@ -163,6 +170,7 @@ def once(
     record = _record(folder.name, trial, gather_objects({phase: account}), phase)
     if made:
         write_json(folder / COST, record.model_dump(mode="json"))
+        (folder / INCOMPLETE).unlink(missing_ok=True)
     return record
 
 
@@ -185,6 +193,13 @@ def _record(
 
 def kept_record(folder: Path) -> PreparationRecord:
     """Rank 0's record of what was prepared, on every rank. Collective."""
+    end_s = CLOCK.now_s() + GROUP_S
+    while (folder / INCOMPLETE).exists():
+        if CLOCK.now_s() >= end_s:
+            # The trial that did the work was killed: nobody waits for it again.
+            (folder / INCOMPLETE).unlink(missing_ok=True)
+            break
+        CLOCK.sleep(0.05)
     own = PreparationRecord.model_validate_json((folder / COST).read_bytes())
     # Hosts without a common disk may have prepared it each for itself.
     of_rank_0: PreparationRecord = gather_objects(own)[0]
