@@ -309,6 +309,7 @@ def test_what_is_wrong_with_a_submission_is_said_before_anything_is_sent(
     for arguments, message in (
         (["quickstart", *there], "--home: got none, expected an absolute path"),
         (["quickstart", *there, "--home", "runs"], "--home: got runs, expected an absolute path"),
+        (["quickstart", *there, "--storage", "runs"], "--storage: got runs, expected s3://"),
         (["no-such", *there, "--home", "/runs"], "unknown sweep 'no-such'"),
         (
             ["quickstart", *there, "--home", "/runs", "--set", "training.epochs=none"],

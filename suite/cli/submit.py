@@ -169,9 +169,16 @@ def cluster_home(home: Path | None, storage: str | None) -> Path:
     """The home of a sweep on a cluster, as it was given.
 
     Raises:
-        ConfigError: There is none, or it is relative: then it would lie in the job's own folder,
-            which Ray removes.
+        ConfigError: There is none, or it or the storage is a relative path: then it would lie in
+            the job's own folder, which Ray removes.
     """
+    from suite.storage.urls import is_local
+
+    if storage is not None and is_local(storage) and not storage.startswith(("/", "file://")):
+        raise ConfigError(
+            f"--storage: got {storage}, expected s3://BUCKET/PREFIX, or the absolute path of a "
+            "folder that every node of the cluster sees"
+        )
     # With a storage a home on the node is enough, as it can be filled again.
     if home is None and storage is not None:
         return LOCAL_HOME
