@@ -14,13 +14,14 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from suite.cli.submit import _variables
-from suite.cluster.jobs import HOME, SWEEP, JobClient, named_in
+from suite.cluster.jobs import HOME, SWEEP, Job, JobClient, named_in
 from suite.cluster.package import EXCLUDES, check_size, files
 from suite.errors import ClusterError, ConfigError
 from suite.record.folder import Home
@@ -294,6 +295,39 @@ def test_an_address_that_is_no_cluster_says_what_was_expected(address: str, mess
     with pytest.raises(ClusterError, match=message) as raised:
         JobClient(address)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("held_s", [60.0, 0.0])
+def test_a_connection_that_breaks_is_made_again_for_as_long_as_it_holds_in_between(
+    monkeypatch: pytest.MonkeyPatch, held_s: float
+) -> None:
+    """A proxy that ends quiet connections must not end the following of a sweep of days."""
+    now = [0.0]
+    looks = iter([*["RUNNING"] * 100, "SUCCEEDED"])
+
+    class Client(JobClient):
+        def __init__(self) -> None:
+            self.address = "http://head:8265"
+
+        async def _tail(self, name: str, printed: Any) -> None:
+            now[0] += held_s
+            raise ConnectionResetError(name)
+
+        def job(self, name: str) -> Job:
+            return Job(name, "toy", None, next(looks), None, None, 0, "")
+
+        def log(self, name: str) -> str:
+            return "the end"
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
+    monkeypatch.setattr("suite.cluster.jobs.time", clock)
+    written: list[str] = []
+    if held_s:
+        assert Client().follow("suite-toy-1", written.append, attached=False).exit_code == 0
+        assert written == ["the end"]
+    else:
+        with pytest.raises(ClusterError, match="breaks again and again"):
+            Client().follow("suite-toy-1", written.append, attached=False)
 
 
 def test_what_is_wrong_with_a_submission_is_said_before_anything_is_sent(

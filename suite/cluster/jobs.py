@@ -36,6 +36,8 @@ It ends its groups and brings MLflow up to date.
 POLL_S = 1.0
 HEAD_STARTS_S = 180.0
 RECONNECTS = 30  # a head that is replaced may be away for half a minute
+STEADY_S = 10.0
+"""A connection that has held for so long is not one that breaks again and again."""
 ERROR_CHARS = 500
 LINES_AT_ATTACH = 20  # enough to see where the sweep stands
 COMMAND = re.compile(r"(?:\bsuite\s+run|\brun_sweep\.py)\s+(?P<arguments>.*)", re.DOTALL)
@@ -217,9 +219,13 @@ class JobClient:
             write("".join(before.splitlines(keepends=True)[-LINES_AT_ATTACH:]))
             printed.length = len(before)
         while True:
+            began_s = time.monotonic()
             try:
                 asyncio.run(self._tail(name, printed))
             except (RuntimeError, OSError, aiohttp.ClientError) as error:
+                # A proxy ends a quiet connection each minute, and a sweep may take days.
+                if time.monotonic() - began_s >= STEADY_S:
+                    broken = 0
                 broken += 1
                 if broken > RECONNECTS:
                     raise ClusterError(
