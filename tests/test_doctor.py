@@ -31,9 +31,11 @@ from suite.doctor.optuna import check_optuna
 from suite.doctor.places import home_writable, left_as_found, storage
 from suite.plan.partitioning import container_limit
 from suite.tracking.optuna_mirror import open_storage
+from tests.commands import Suite, suite
 from tests.control_groups import control_group
 from tests.test_meters_energy import NOT_SUPPORTED, FakeNvml
 
+__all__ = ["suite"]
 ROOT = Path(__file__).parents[1]
 MIB = 2**20
 
@@ -289,6 +291,21 @@ def test_a_storage_that_answers_is_in_order_and_one_that_cannot_be_a_storage_fai
     assert storage(f"file://{tmp_path}/there").level is Level.OK
     found = storage("ftp://example.org/x")
     assert found.level is Level.FAIL and "expected a folder, file:// or s3://" in found.found
+
+
+def test_the_doctor_takes_a_relative_storage_from_here_and_leaves_no_folder(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def of_storage(address: str | None, home: Path, url: str, *stores: str | None) -> list[Finding]:
+        asked.append(url)
+        return [storage(url)]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("suite.cli.doctor.findings", of_storage)
+    code, _, _ = suite("doctor", "--storage", "a/store", "--home", "home")
+    assert (code, asked) == (0, [f"{tmp_path}/a/store"]) and not list(tmp_path.iterdir())
 
 
 def test_a_tracking_store_is_looked_at_and_not_touched(tmp_path: Path, empty_db: Path) -> None:

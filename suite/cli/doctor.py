@@ -47,9 +47,18 @@ def doctor(
 
     The exit code is 1 if anything fails.
     """
+    from suite.doctor.places import left_as_found
+    from suite.storage.urls import is_local, open_storage
+
+    home = home.resolve()
+    folder = home
+    if storage is not None and is_local(storage):
+        # Workers of a running cluster have the working folder of `ray start`.
+        storage = open_storage(storage).url
+        folder = Path(storage)
     # Ray and torch print while they are probed; stdout is for the table alone.
-    with render.stdout_for_result():
-        found = list(findings(address, home.resolve(), storage, tracking_uri, optuna))
+    with render.stdout_for_result(), left_as_found(folder):
+        found = list(findings(address, home, storage, tracking_uri, optuna))
     rows: list[Row] = []
     for finding in found:
         # Errors of MLflow and Optuna may quote a URL with its password.
