@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import random
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -504,6 +507,23 @@ def test_a_driver_whose_file_cannot_be_read_has_no_name(owner: bytes, home: Home
     with definition.with_suffix(".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert driver_pid(home, "toy") is None
+
+
+def test_a_driver_is_known_on_a_file_system_without_locks(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lustre has none unless it is mounted with `flock`; then the lock is that its file exists."""
+
+    def missing(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    home.path.mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with only_driver(home, "toy"):
+            assert driver_pid(home, "toy") == os.getpid()
+    assert driver_pid(home, "toy") is None
 
 
 def test_a_sweep_has_one_driver_at_a_time(home: Home) -> None:

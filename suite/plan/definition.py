@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -266,7 +267,10 @@ def driver_pid(home: Home, sweep: str) -> int | None:
         try:
             # Shared, so that those who ask do not take one another for a driver.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
+            # Without flock, as on some mounts of Lustre, the file is there only while it is held.
+            if not isinstance(error, BlockingIOError) and error.errno != errno.ENOSYS:
+                raise
             pid = _owner(home, sweep).get("pid")
             # Anybody who can write the home can write the file.
             if isinstance(pid, int):
