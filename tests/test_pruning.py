@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,10 +213,13 @@ def costly(
     score: float,
     energy_kwh: float | None,
     missing: dict[str, str] | None = None,
+    *,
+    source: str = "nvml",
 ) -> None:
     train = PhaseRecord(
         seconds=energy_kwh or 1.0,
         energy_kwh=energy_kwh,
+        energy_source=source,
         memory=MemoryPeak(allocated_max_bytes=1000),
     )
     home.trial(spec).write_result(
@@ -320,6 +324,30 @@ def test_an_objective_without_a_value_is_told_with_its_reason(home: Home) -> Non
     assert TrialQueue(plan, home, slots=1).unmeasured() == why, (
         "the next run says it again before it starts anything"
     )
+
+
+def test_measured_and_estimated_energy_have_no_common_front(home: Home) -> None:
+    plan = planned(search={"trials": 4, "objective": ["score", "energy"]})
+    schedule = TrialQueue(plan, home, slots=1)
+    ran = []
+    for source in ("nvml", "nvml", "cpu-time-estimate"):
+        assert schedule.unmeasured() is None
+        spec = schedule.next()
+        assert spec is not None
+        costly(home, spec, 50.0 + len(ran), 2.0 + len(ran), source=source)
+        schedule.ended(spec)
+        ran.append(spec)
+    why = schedule.unmeasured(ran[-1])
+    assert why is not None and why.startswith("search.objective: energy has two sources")
+    assert f"nvml in trial {ran[0].hash} and cpu-time-estimate in trial {ran[2].hash}" in why
+    assert TrialQueue(plan, home, slots=1).unmeasured() == why
+    (entry,) = decided(plan, home).values()
+    assert entry["pareto"] == []
+    shutil.rmtree(home.trial(ran[2]).path)
+    again = TrialQueue(plan, home, slots=1)
+    assert again.unmeasured() is None and again.next() == ran[2], "it runs again"
+    (entry,) = decided(plan, home).values()
+    assert len(entry["pareto"]) == 2
 
 
 def test_memory_and_time_are_read_of_the_train_phase(home: Home) -> None:

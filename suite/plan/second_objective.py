@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from suite.errors import ConfigError
@@ -62,12 +62,15 @@ def costs(trials: Iterable[Trial], objective: str | None) -> dict[int, float] | 
 
 
 def unmeasured(trials: Iterable[Trial], objective: str | None) -> str | None:
-    """Why the second objective of a trial with a score is unknown; None where all are known."""
+    """Why the trials of a cell cannot be compared by the second objective; None where they can.
+
+    It is not known of one with a score, or their energy was not measured in one way.
+    """
     if objective is None:
         return None
-    for trial in trials:
-        result = trial.result
-        if result is None or not result.status.has_score or cost(result, objective) is not None:
+    scored = _scored(trials)
+    for result in scored:
+        if cost(result, objective) is not None:
             continue
         name = f"phases.train.{FIELDS[objective]}"
         why = result.missing.get(name, "its result has no such value")
@@ -76,14 +79,47 @@ def unmeasured(trials: Iterable[Trial], objective: str | None) -> str | None:
             f"({name}: {why}); give the sweep another name and objective: score, or run it in "
             "another home on machines that measure it"
         )
+    return _of_two_sources(scored, objective)
+
+
+def _scored(trials: Iterable[Trial]) -> list[TrialResult]:
+    found = []
+    for trial in trials:
+        if trial.result is not None and trial.result.status.has_score:
+            found.append(trial.result)
+    return found
+
+
+def _of_two_sources(scored: Sequence[TrialResult], objective: str) -> str | None:
+    """Why there is no front: the energy of some trials has another source than that of others."""
+    if objective != "energy":
+        return None
+    first: TrialResult | None = None
+    for result in scored:
+        if cost(result, objective) is None:
+            continue
+        if first is None:
+            first = result
+        source = result.phases["train"].energy_source
+        before = first.phases["train"].energy_source
+        if source != before:
+            return (
+                f"search.objective: energy has two sources in one cell, {before} in trial "
+                f"{first.trial} and {source} in trial {result.trial}, which have no common Pareto "
+                "front; remove the folders of the trials with one of the two, and run the sweep on "
+                "machines with the other, where these trials run again"
+            )
     return None
 
 
 def pareto(trials: Iterable[Trial], objective: str) -> list[dict[str, float | int]]:
-    """The trials on the front, cheapest first.
+    """The trials on the front, cheapest first; none where energy was not measured in one way.
 
     No other trial beats them in one of score and cost without losing in the other.
     """
+    trials = list(trials)
+    if _of_two_sources(_scored(trials), objective) is not None:
+        return []
     points: list[tuple[float, float, Trial]] = []
     for trial in trials:
         if trial.result is None or trial.utility is None:
