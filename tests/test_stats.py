@@ -268,7 +268,7 @@ def test_a_noisy_arm_borrows_no_certainty_from_calm_ones() -> None:
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "expected"),
-    [(4, 0, 0.125), (5, 0, 0.0625), (6, 0, 0.03125), (5, 1, 0.21875), (0, 0, 1.0), (20, 8, 0.0)],
+    [(4, 0, 0.125), (5, 0, 0.0625), (6, 0, 0.03125), (5, 1, 0.21875), (0, 0, 2.0), (20, 8, 0.0)],
 )
 def test_few_items_have_mcnemars_exact_p(ours: int, theirs: int, expected: float) -> None:
     first = [True] * 200
@@ -279,8 +279,20 @@ def test_few_items_have_mcnemars_exact_p(ours: int, theirs: int, expected: float
     assert both.least_p is not None
     assert both.least_p[0, 1] == pytest.approx(expected)
     found = difference(both)
-    assert found.p is not None and found.p >= expected
+    assert found.p is not None and found.p >= min(expected, 1.0)
     assert (found.p < 0.05) == (found.low > 0 or found.high < 0), "the interval says the same"
+
+
+def test_a_task_that_two_arms_answer_alike_makes_the_mean_no_surer() -> None:
+    alike = [True] * 200
+    second = [False] * 5 + alike[5:]
+    one = gather([make_answers([alike] * 3), make_answers([second] * 3)])
+    same = gather([make_answers([alike] * 3)] * 2)
+    for tasks in ([one], [one, same], [one, same, same]):
+        found = difference(over_tasks(tasks))
+        assert found.p is not None and found.p >= 0.0625, "5 items against 0, as on one task"
+        assert found.low <= 0
+    assert difference(over_tasks([same, same])).p == 1.0
 
 
 def test_no_test_of_four_answers_is_surer_than_an_eighth() -> None:

@@ -164,7 +164,8 @@ def over_tasks(tasks: Sequence[Evidence]) -> Evidence:
     least_p: Values = np.full_like(items, 2.0)
     for task in tasks:
         # The sum of independent parts reaches the sum of what they reached at least as often as
-        # each of them does so by itself. Half, because that is on one side only.
+        # each of them does so by itself. Half, because that is on one side only. A task that both
+        # arms answer alike has 2, and so changes nothing.
         if task.least_p is None:
             least_p *= 0.0
         else:
@@ -231,7 +232,7 @@ def p_values(evidence: Evidence, *, pooled: bool = False) -> Values:
     gaps = means[:, None] - means[None, :]
     p = two_sided(gaps[pairs], items[pairs], seeds[pairs], df[pairs])
     if evidence.least_p is not None:
-        p = np.maximum(p, evidence.least_p[pairs])
+        p = np.maximum(p, np.minimum(evidence.least_p[pairs], 1.0))
     # an arm does not differ from itself
     found = np.eye(len(means))
     found[pairs] = p

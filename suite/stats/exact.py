@@ -36,8 +36,9 @@ def least_p_values(arms: Sequence[Answers]) -> Values:
         arms: A arms with the same seeds, all tested on the same items.
 
     Returns:
-        (A, A); 1 on the diagonal and for arms with the same answers, 0 where the answers differ on
-        more than `FEW` items.
+        (A, A); 1 on the diagonal, 0 where the answers differ on more than `FEW` items. It is twice
+        the probability on the side of the difference, so above 1 where there is no difference, and
+        2 for arms with the same answers.
 
     Source: McNemar, "Note on the sampling error of the difference between correlated proportions",
     Psychometrika, 1947.
@@ -77,7 +78,7 @@ def _right_answers(arms: Sequence[Answers]) -> list[Values] | None:
 
 
 def _by_exchange(differences: Values) -> float:
-    """P-value of the sum of these differences if each of them had either sign by chance."""
+    """Twice the probability of so large a sum if each of them had either sign by chance."""
     sizes = np.abs(differences[differences != 0]).astype(int)
     if len(sizes) > FEW:
         return 0.0
@@ -89,7 +90,7 @@ def _by_exchange(differences: Values) -> float:
         chances = np.convolve(chances, step)
     total = sizes.sum()
     sums = np.arange(-total, total + 1)
-    return float(chances[np.abs(sums) >= abs(differences.sum())].sum())
+    return 2.0 * float(chances[sums >= abs(differences.sum())].sum())
 
 
 def _by_count(ours: Sequence[Any], theirs: Sequence[Any], groups: Sequence[str] | None) -> float:
@@ -102,4 +103,4 @@ def _by_count(ours: Sequence[Any], theirs: Sequence[Any], groups: Sequence[str] 
         units = len(set(np.asarray(groups)[differs]))
     if units > FEW:
         return 0.0
-    return float(min(1.0, 2.0 ** (1 - units)))
+    return 2.0 ** (1 - units)
