@@ -323,6 +323,24 @@ def test_energy_that_was_measured_for_some_seeds_and_estimated_for_others_has_no
     assert row.energy_to_target_missing is not None and "estimated" in row.energy_to_target_missing
 
 
+def test_no_energy_of_a_mean_row_adds_a_measured_task_to_an_estimated_one(home: Home) -> None:
+    for task in ("agreement", "entailment"):
+        for spec in write_cell(home, "full", task, trials=3, seeds=[1, 2]):
+            result = make_result(spec)
+            phases = result.phases
+            if task == "agreement":
+                phases = {}
+                for name, phase in result.phases.items():
+                    phases[name] = phase.model_copy(update={"energy_source": "nvml"})
+            write_trial(home, spec, result.model_copy(update={"phases": phases}))
+    define(home)
+    found = {row.task: row for row in choose(sweep_rows(home, "demo")).rows}
+    for name in ("energy_kwh", "search_energy_kwh", "selection_energy_kwh"):
+        assert getattr(found["agreement"], name) is not None
+        assert getattr(found["mean"], name) is None
+    assert found["mean"].search_s is not None
+
+
 def test_the_row_of_a_cell_whose_answers_were_changed_is_made_again(home: Home) -> None:
     (spec,) = write_confirmed(home, "lora", [[True] * 10])
     define(home)

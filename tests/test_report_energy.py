@@ -190,6 +190,19 @@ def test_an_arm_whose_own_search_is_not_known_is_named(
     assert {row["label"] for row in chart.table.rows} == {"full", "lora"}
 
 
+def test_searches_of_tasks_that_were_measured_and_estimated_are_not_added_up(
+    report_of: Callable[[Mapping[str, str]], Report],
+) -> None:
+    report = report_of(MEASURED)
+    (lora,) = [row for row in report.rows if row["method"] == "lora"]
+    for source, known in (("rapl", True), (ESTIMATE, False)):
+        other = {**lora, "task": "entailment", "energy_source": source}
+        chart = charts.search_cost(replace(report, rows=[*report.rows, other]))
+        assert chart is not None
+        (bar,) = [row for row in chart.table.rows if row["label"] == "lora"]
+        assert (bar["search_wh"] is not None) == known and bar["others_wh"] == 0.0
+
+
 def test_an_arm_that_searched_nothing_has_a_search_of_no_energy(
     report_of: Callable[[Mapping[str, str]], Report],
 ) -> None:

@@ -46,6 +46,15 @@ AVERAGED = averaged(Average.MEAN, Average.SCORE)
 _averaged = attrgetter(*AVERAGED)
 _columns = attrgetter(*COLUMNS)
 """These two read all columns of a row at once; a call for each would double the time of a table."""
+ENERGIES = (
+    "energy_kwh",
+    "prepare_energy_kwh",
+    "energy_to_target_kwh",
+    "search_energy_kwh",
+    "selection_energy_kwh",
+)
+"""What a mean row lacks where the energy of some tasks was measured and that of others estimated.
+"""
 JSON_COLUMNS = of_kind(Kind.JSON)
 NUMBER_COLUMNS = of_kind(Kind.NUMBER)
 
@@ -214,7 +223,7 @@ def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
     source = join(row.energy_source for row in rows)
     # A mean of measured and estimated energy would be neither.
     if mixes_energy(source):
-        values |= dict.fromkeys(("energy_kwh", "prepare_energy_kwh", "energy_to_target_kwh"))
+        values |= dict.fromkeys(ENERGIES)
         values["energy_to_target_missing"] = MIXED
     # Without both there is no mean score, so there is no spread of one.
     if complete and one_direction:

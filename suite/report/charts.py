@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from suite.config.reference import MEAN
+from suite.leaderboard.measures import join, mixes_energy
 from suite.meters.record import ESTIMATE
 from suite.plan.cell_state import CellStatus
 from suite.report import values
@@ -537,12 +538,14 @@ def _costs_of_choice(report: Report) -> list[dict[str, Any]]:
     for arm in report.arms.values():
         own = []
         others = []
+        sources = []
         trials = 0
         for row in report.rows:
             if row["arm"] != arm.key or row["task"] == MEAN:
                 continue
             if row["status"] == CellStatus.NOT_CHOSEN:
                 continue
+            sources.append(row["energy_source"])
             own.append(_of_own(row))
             others.append(_of_others(row))
             trials += row["selection_trials"] or row["search_trials"]
@@ -553,6 +556,12 @@ def _costs_of_choice(report: Report) -> list[dict[str, Any]]:
                 "others_wh": _wh(others),
                 "confirm_wh": _energy_wh(confirm_runs.get(arm.key, [])),
             }
+            # Measured energy of one task and estimated energy of another are not added.
+            if len(own) > 1 and mixes_energy(join(sources)):
+                for part in ("search_wh", "others_wh"):
+                    # Where nothing was searched, 0 is known.
+                    if costs[part]:
+                        costs[part] = None
             rows.append({"arm": arm.key, "label": arm.label, **costs, "trials": trials})
     if any(row[key] for row in rows for key in CHOICE_PARTS):
         return rows
