@@ -16,15 +16,17 @@ from suite.cli.foreseen import verdict_lines, verdict_rows
 from suite.cli.leaderboard import _say_what_ranks_rest_on, show
 from suite.cli.options import Format
 from suite.config.sweep import AttentionChoice, ConfirmConfig
-from suite.errors import ConfigError, UnknownNameError
+from suite.errors import ConfigError, StatisticsError, UnknownNameError
 from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.fields import Row, with_values
+from suite.leaderboard.pairs import compare_arms
 from suite.leaderboard.ranks import is_ranked
 from suite.leaderboard.select import choose_arm, find_cell, read_arms
 from suite.leaderboard.table import leaderboard_of, to_rows
 from suite.plan.definition import read_plan, store_definition
 from suite.record.cells import Cell
 from suite.record.folder import Home, TrialFolder
+from suite.record.result import Status, ValidityRecord
 from suite.report.answer import answer
 from suite.report.data import read
 from suite.report.page import page
@@ -322,6 +324,36 @@ def test_compare_says_which_is_better_and_by_how_much(finished: Home, suite: Sui
     )
     assert rows[2]["p_holm"] == rows[2]["p"]
     assert {row["better"] for row in call(suite, finished, "full", "lora")} == {None}
+
+
+def test_no_verdict_rests_on_a_rejected_row_or_on_the_seeds_that_another_one_left(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    nan = ValidityRecord(
+        trainable_as_intended=True,
+        output_changed=True,
+        output_start_sha256="a",
+        output_end_sha256="b",
+        loss_fell=True,
+        loss_first=1.0,
+        loss_last=0.5,
+        no_nan=False,
+    )
+    changes: dict[str, Any]
+    for name, changes, reason in (
+        ("nan", {"validity": nan}, "is rejected: seed 1: the output holds"),
+        ("lost", {"status": Status.DIVERGED}, "seed 1 of .* ended without a score .diverged."),
+    ):
+        home = Home(tmp_path / name)
+        first, *_ = write_confirmed(home, "lora", some_right(rng, 0.9, items=300))
+        write_confirmed(home, "read", some_right(rng, 0.6, items=300))
+        assert compare_arms(home, ["lora", "read"])[0]["better"] == "a"
+        result = home.trial(first).result()
+        assert result is not None
+        write_trial(home, first, make_result(first, score=result.score, **changes))
+        with pytest.raises(StatisticsError, match=reason):
+            compare_arms(home, ["lora", "read"])
 
 
 def test_compare_is_antisymmetric(finished: Home, suite: Suite) -> None:  # noqa: F811

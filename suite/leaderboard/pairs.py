@@ -168,16 +168,38 @@ class _Comparer:
         return rows
 
     def _evidence(self, a: Cell, b: Cell) -> Evidence:
-        from suite.stats.answers import read_answers
         from suite.stats.compare import gather
 
         answers = []
         for cell in (a, b):
             key = _sweep([cell]), cell.key
             if key not in self._answers:
-                self._answers[key] = read_answers(cell.confirmed())
+                self._answers[key] = _answers_of(cell)
             answers.append(self._answers[key])
         return gather(answers)
+
+
+def _answers_of(cell: Cell) -> Answers:
+    """The answers of a cell's confirm runs.
+
+    Raises:
+        StatisticsError: The cell is rejected, or a run ended without a score; or as `read_answers`.
+    """
+    from suite.leaderboard.validity import judge
+    from suite.stats.answers import read_answers
+
+    confirmed = cell.confirmed()
+    verdict = judge(confirmed, cell.search)
+    if verdict["admitted"] is False:
+        reasons = "; ".join(verdict["rejected"])
+        raise StatisticsError(f"task {cell.task}: {cell.arm.key} is rejected: {reasons}")
+    for trial in confirmed:
+        if trial.result is not None and trial.result.score is None:
+            raise StatisticsError(
+                f"task {cell.task}: seed {trial.spec.seed} of {cell.arm.key} ended without a score "
+                f"({trial.result.status}), so the other seeds alone say nothing about the arm"
+            )
+    return read_answers(confirmed)
 
 
 def _mean(evidence: Mapping[str, Evidence], higher_is_better: bool) -> dict[str, Any]:
