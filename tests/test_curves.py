@@ -305,6 +305,11 @@ def test_a_perplexity_is_near_when_it_is_not_much_higher() -> None:
             [FULL],
             "seed 2 never reaches a validation score of 76",
         ),
+        (
+            {"progress": [[1, 1.0, 90.0]], "status": "failed"},
+            [FULL],
+            "a confirm run ended without a score",
+        ),
         ({"progress": [[1, None, 90.0]]}, [FULL], "energy of the run with seed 1 was not measured"),
     ],
 )

@@ -13,6 +13,7 @@ from statistics import fmean
 from suite.leaderboard.choice import TARGET_FRAC
 from suite.leaderboard.fields import Row, with_values
 from suite.leaderboard.measures import CellResults, mixes_energy, total
+from suite.plan.cell_state import CellStatus
 from suite.record.result import TrialResult
 
 FULL = "full"
@@ -140,6 +141,9 @@ def _energy(row: Row, target: float) -> float:
     """Mean energy of the confirm runs up to the target, kWh."""
     if not row.progress:
         raise ValueError("no confirm run has ended")
+    # A run that ended before its first epoch has no point in `progress`.
+    if row.status == CellStatus.FAILED:
+        raise ValueError("a confirm run ended without a score")
     if mixes_energy(row.energy_source):
         raise ValueError(MIXED)
     spent: dict[int, float] = {}
