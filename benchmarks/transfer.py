@@ -20,6 +20,7 @@ from typing import Any
 from suite.config.reference import MEAN
 from suite.errors import StatisticsError
 from suite.leaderboard.pairs import compare_arms
+from suite.plan.cell_state import CellStatus
 from suite.record.folder import Home
 from suite.report import values
 from suite.report.data import read
@@ -64,8 +65,8 @@ def read_sweep(given: str) -> Sweep:
     # Pairs come by key, and a key holds the architecture, which differs between sweeps.
     names: dict[str, str] = {}
     for row in read(home.path, name).shown:
-        # What a sweep has not finished says nothing about another one.
-        if row["score_mean"] is None:
+        # What a sweep has not finished, or is no evidence, says nothing about another one.
+        if row["status"] != CellStatus.DONE or row["admitted"] is False:
             continue
         arm = name_of(row)
         # Two architectures of one method could not be told from each other in another sweep.
@@ -99,8 +100,11 @@ def pairs_of(
         return None
     pairs = set()
     for row in compared:
+        # An arm that is not finished, or lost its contest, has no name here.
+        if row["task"] != task or row["arm_a"] not in names or row["arm_b"] not in names:
+            continue
         # Without a correction's verdict a pair counts as not told apart.
-        if row["task"] == task and row["better"] is not None:
+        if row["better"] is not None:
             pair = names[row["arm_a"]], names[row["arm_b"]]
             if row["better"] == "b":
                 pair = pair[1], pair[0]

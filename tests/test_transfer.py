@@ -6,6 +6,8 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,3 +67,26 @@ def test_ranks_stand_side_by_side_and_pairs_that_turn_are_counted(
         " 2 the other way, and 1 are not told apart."
         " Rates moved by 0.00 decades (median), at most by +0.00 (tiny-bert pretrained full)."
     )
+
+
+def test_no_verdict_is_carried_over_from_rows_that_are_rejected_or_not_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    common = {"task": "t", "backbone": "b", "attention": "pretrained", "attention_options": {}}
+    shown: list[dict[str, Any]] = []
+    for method, status, admitted in (
+        ("full", "done", True),
+        ("lora", "done", None),
+        ("nan", "done", False),
+        ("begun", "partial", None),
+    ):
+        row = {"method": method, "arm": method, "status": status, "admitted": admitted}
+        shown.append({**common, **row, "score_mean": 90.0})
+    pairs = []
+    for a, b in (("full", "lora"), ("nan", "lora"), ("begun", "lora")):
+        pairs.append({"task": "t", "arm_a": a, "arm_b": b, "better": "a"})
+    monkeypatch.setattr(transfer, "read", lambda home, sweep: SimpleNamespace(shown=shown))
+    monkeypatch.setattr(transfer, "compare_arms", lambda *given, **more: pairs)
+    found = transfer.read_sweep("runs:small")
+    assert list(found.rows["t"]) == ["b pretrained full", "b pretrained lora"]
+    assert found.apart == {"t": {("b pretrained full", "b pretrained lora")}}
