@@ -374,6 +374,9 @@ def _array(values: list[Any], *, where: str) -> Any:
             raise DataError(f"{where}: some rows hold {_short(json.dumps(value))}, others do not")
         if value is None or isinstance(value, str):
             texts.append(value)
+        # how pandas keeps a gap among texts, and Python writes it as JSON
+        elif value != value:
+            texts.append(None)
         else:
             texts.append(json.dumps(value))
     return pa.array(texts)

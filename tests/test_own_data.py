@@ -197,6 +197,7 @@ def test_a_packed_file_that_was_damaged_is_named(write: Write) -> None:
         ([5, 1, 10, 1], ["1", "5", "10"], [1, 0, 2, 0]),
         ([True, False, True, False], ["false", "true"], [1, 0, 1, 0]),
         (["yes", "no", "no", "yes"], ["no", "yes"], [1, 0, 0, 1]),
+        (["5.0", "1.0", "10.0", "1.0"], ["1.0", "5.0", "10.0"], [1, 0, 2, 0]),
     ],
 )
 def test_labels_need_no_list_and_are_sorted(
@@ -258,6 +259,22 @@ def test_numbers_are_learnt_as_numbers_and_a_text_among_them_is_named(write: Wri
         labels_of(load_task_file(write({"files": "rows.csv"}, **given)))
     with pytest.raises(DataError, match=r"rows\.csv:42: .*'n/a', a text that is not a number"):
         load_task_file(write({"files": "rows.csv"}))
+
+
+def test_whole_numbers_in_two_spellings_are_numbers(write: Write) -> None:
+    rows = [{"text": "t", "label": ("1", "1.0", "2")[n % 3]} for n in range(30)]
+    Path("rows.csv").write_text(csv_text(rows))
+    with pytest.raises(ConfigError, match=r"3 different values .*write range: \[low, high\]"):
+        load_task_file(write({"files": "rows.csv"}))
+
+
+@pytest.mark.parametrize("gap", ["", "  ", None, float("nan")])
+@pytest.mark.parametrize("label", ["bad", 1.0])
+def test_a_row_without_a_label_is_named(label: Any, gap: Any, write: Write) -> None:
+    rows = [{"text": "t", "label": label}] * 60 + [{"text": "t", "label": gap}]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=r"rows\.jsonl:61: no label in column 'label'"):
+        load_task_file(write({"files": "rows.jsonl"}))
 
 
 @pytest.mark.parametrize(
@@ -389,6 +406,13 @@ def test_init_says_what_it_needs_of_a_file(
     code, _, err = suite("init", "--data", "rows.csv", *options)
     assert code == 2 and said in err
     assert [path.name for path in Path.cwd().iterdir()] == ["rows.csv"]
+
+
+def test_init_refuses_numbers_that_are_all_the_same(suite: Suite, write: Write) -> None:
+    rows = [{"text": "t", "label": ("1.5", "1.50")[n % 2]} for n in range(30)]
+    Path("rows.csv").write_text(csv_text(rows))
+    code, _, err = suite("init", "--data", "rows.csv", "--text", "text", "--label", "label")
+    assert code == 2 and "every row has '1.5', so there is nothing to learn" in err
 
 
 def test_init_says_which_splits_a_file_can_be_of(suite: Suite, write: Write) -> None:

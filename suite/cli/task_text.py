@@ -90,7 +90,9 @@ def task_text(files: Files) -> tuple[str, str]:
     """
     data = files.data
     found = find_labels(data, files.label)
-    if len(found.counts) < 2:
+    # as numbers, 1 and 1.00 are one value, and so are two ids of 20 digits
+    same = found.are_numbers and found.low == found.high
+    if len(found.counts) < 2 or same:
         raise ConfigError(
             f"--label {files.label}: every row has {next(iter(found.counts), 'none')!r}, "
             "so there is nothing to learn"

@@ -27,7 +27,8 @@ HELD_OUT_PART = 5
 """A fifth of the rows for validation, and as many for testing, is ours."""
 MOST_HELD_OUT = 1000
 SHOWN_NAMES = 20
-WHOLE = re.compile(r"-?\d{1,15}")
+WHOLE = re.compile(r"-?\d{1,15}(\.0+)?")
+"""A whole number as CSV holds it: 2, or 2.0 where the column once had a gap."""
 
 
 def with_own_files(data: dict[str, Any], lines: Lines, *, path: Path) -> dict[str, Any]:
@@ -104,8 +105,10 @@ class Labels:
         """Whether they are to be learnt as numbers: with fractions, or too many for classes."""
         if self.low is None:
             return False
-        fractions = not all(WHOLE.fullmatch(name) for name in self.counts)
-        return fractions or len(self.counts) > MOST_GRADES
+        whole = all(WHOLE.fullmatch(name) for name in self.counts)
+        # 1 and 1.0 side by side are one value, and would be two classes
+        mixed = len({"." in name for name in self.counts}) > 1
+        return not whole or mixed or len(self.counts) > MOST_GRADES
 
 
 def find_labels(data: FileData, column: str) -> Labels:
@@ -160,7 +163,8 @@ def label_texts(table: Table, column: str) -> list[str]:
                 f"{table.place(row)}: column {column!r} holds {value!r}, expected one label a row; "
                 "for several, make a column of yes and no for each, and a task for each column"
             )
-        if value is None or value == "":
+        # a gap in a column of numbers comes as NaN, and one of spaces looks empty
+        if value is None or value != value or not str(value).strip():
             raise DataError(
                 f"{table.place(row)}: no label in column {column!r}; "
                 "give the row one, or take it out"
