@@ -280,6 +280,24 @@ def test_labels_written_out_are_the_same_data_as_their_numbers(
     assert prepared(root).data_hash == expected
 
 
+@pytest.mark.parametrize("packed", ["dictionary", "string_view"])
+def test_text_is_text_however_parquet_packs_it(packed: str, root: Path) -> None:
+    expected = prepared(root).data_hash
+    for path in (root / HUB / "default").glob("*.parquet"):
+        table = pq.read_table(path)
+        for place, name in enumerate(table.column_names):
+            column = table[name]
+            if name == "label":
+                column = pa.chunked_array([["no" if n == 0 else "yes" for n in column.to_pylist()]])
+            if packed == "dictionary":
+                column = column.dictionary_encode()
+            else:
+                column = column.cast(pa.string_view())
+            table = table.set_column(place, name, column)
+        pq.write_table(table, path)
+    assert prepared(root).data_hash == expected
+
+
 def test_two_files_of_one_split_are_refused(root: Path) -> None:
     as_csv(root, keep=True)
     with pytest.raises(DataError, match=r"train\.csv are both there; keep one of them"):

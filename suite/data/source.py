@@ -101,13 +101,23 @@ class Source(ABC):
             # a chunked array, in which `struct_field` reaches through all levels at once
             array = table[name]
             try:
-                arrays.append(pc.struct_field(array, inside) if inside else array)
+                arrays.append(_plain(pc.struct_field(array, inside) if inside else array))
             except (pa.ArrowException, TypeError) as error:
                 raise DataError(
                     f"{self.where}, split {split!r}: column {name!r} ({array.type}) "
                     f"holds no {'.'.join(inside)}"
                 ) from error
         return pa.table(arrays, names=list(wanted))
+
+
+def _plain(array: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Text as text, however a file packs it: pandas keeps categories as a dictionary."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return array.cast(kind.value_type)
+    if pa.types.is_string_view(kind):
+        return array.cast(pa.large_string())
+    return array
 
 
 def open_source(task: TaskConfig, data_root: Path | None) -> Source:
