@@ -163,6 +163,13 @@ def test_own_metrics_are_scored_by_the_file_alone(folder: Path) -> None:
     assert own_score(load_task("rte")) is None
 
 
+def test_classes_reach_the_file_as_whole_numbers(folder: Path) -> None:
+    named = "\ndef score(predictions, golds):\n    return {'hits': 'ab'[predictions[0]] == 'b'}\n"
+    written(folder, OWN + named)
+    score = own_score(load_task("long-word"))
+    assert score is not None and score([1.0], [1]) == {"hits": 1.0}
+
+
 def test_a_metric_of_ones_own_is_never_taken_for_the_suites(folder: Path) -> None:
     written(folder, PLAIN + SCORE.replace("hits", "accuracy"))
     assert statistic_of(load_task("long-word"), "accuracy") is None

@@ -254,8 +254,16 @@ def own_score(task: Coded) -> Callable[[Sequence[Any], Sequence[Any]], dict[str,
         return None
     code = code_of(task)
     assert code is not None
-    # bound to the task's metrics, so that callers need not know them
-    return lambda predictions, golds: code.scores(predictions, golds, task.metrics)
+    label = getattr(task, "label", None)
+
+    def score(predictions: Sequence[Any], golds: Sequence[Any]) -> dict[str, float]:
+        # models answer in floats, and `words[answer]` is what a file does with a class
+        if label is not None and label.words is not None:
+            predictions = [int(answer) for answer in predictions]
+        # bound to the task's metrics, so that callers need not know them
+        return code.scores(predictions, golds, task.metrics)
+
+    return score
 
 
 def describe(path: Path) -> dict[str, str]:

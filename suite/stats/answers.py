@@ -133,7 +133,7 @@ def _check_scores(answers: Answers) -> None:
         try:
             found = score_of(answers.task, items)
         # Texts among numbers, fields without a value: the file is not what a trial writes.
-        except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+        except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
             raise ContradictionError(
                 f"seed {seed}: its answers cannot be scored: {error}"
             ) from None
