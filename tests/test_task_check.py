@@ -11,8 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from suite.backbones.bpe import draft_bpe
 from suite.config.task import make_task
+from suite.config.training import TrainingConfig
 from suite.data.inspection import Finding, TaskRows, inspect_rows, percent
+from suite.data.preview import Reader, check_metrics, first_objective
 from tests.commands import Suite, suite
 
 __all__ = ["suite"]
@@ -317,6 +320,44 @@ def test_a_score_of_ones_own_is_tried_on_right_answers(
     ended, found = checked(suite, path, "--data-root", root, "--backbone", "gpt2")
     (said,) = (finding for finding in found["findings"] if finding["check"] == "metrics")
     assert ended == code and says in said["text"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "label", "says"),
+    [
+        (
+            {"metrics": ["rougeL", "bleu"]},
+            "кошка",
+            "score 0: rougeL and bleu cannot be more than 0",
+        ),
+        (
+            {"metrics": ["bleu", "exact_match"]},
+            "yes",
+            "score 50: bleu cannot be more than 0 for these",
+        ),
+        (
+            {**LABELS, "label": {"range": [0.0, 5.0]}, "metrics": ["pearson"]},
+            2.5,
+            "right answers score 0: pearson cannot be more than 0 on a test split with these answers",
+        ),
+    ],
+)
+def test_a_metric_that_right_answers_cannot_earn_is_found(
+    write: Any, fields: dict[str, Any], label: Any, says: str
+) -> None:
+    if isinstance(label, str):
+        fields = {**TEXTS, **fields}
+        rows = splits(label.format)
+    else:
+        rows = splits(lambda n: label)
+    _, root = write(fields, rows)
+    task = make_task({"name": "toy", **BASE, **fields}, where="toy")
+    found = TaskRows.read(task, root)
+    reader = Reader("toy", "encoder-decoder", draft_bpe(), draft=True)
+    objective = first_objective([reader], task, TrainingConfig())
+    assert objective is not None
+    (said,) = check_metrics(found, found, objective)
+    assert said.level == "fail" and says in said.text
 
 
 @pytest.mark.parametrize(

@@ -182,8 +182,14 @@ def check_metrics(rows: TaskRows, sample: TaskRows, objective: Objective) -> lis
         perfect = [texts[0] for texts in golds]
     constant = _most_common_class(task, golds)
     try:
-        best = task.score_of(objective.scores(perfect, golds, groups))
+        scores = objective.scores(perfect, golds, groups)
+        best = task.score_of(scores)
         text = f"right answers score {best:.4g}"
+        # the suite's own metrics give right answers 100; a file's `score` gives what it likes, and
+        # where exact_match finds no answer, `_check_references` says so
+        blind = [name for name, score in scores.items() if score <= 0 and name != "exact_match"]
+        if blind and own_score(task) is None:
+            return [Finding("fail", "metrics", f"{text}: {_why_blind(task, blind)}")]
         if constant is not None:
             always = [constant] * len(golds)
             same = task.score_of(objective.scores(always, golds, groups))
@@ -197,6 +203,17 @@ def check_metrics(rows: TaskRows, sample: TaskRows, objective: Objective) -> lis
         names = ", ".join(task.metrics)
         return [Finding("fail", "metrics", f"{names} cannot be computed of right answers: {error}")]
     return [Finding("ok", "metrics", text), *_check_references(task, rows)]
+
+
+def _why_blind(task: TaskConfig, blind: Sequence[str]) -> str:
+    """Why the suite's own metrics give right answers nothing."""
+    said = f"{' and '.join(blind)} cannot be more than 0"
+    if isinstance(task, LabelTask):
+        return f"{said} on a test split with these answers"
+    return (
+        f"{said} for these texts: rouge reads Latin letters and digits alone, and bleu needs texts "
+        "of four words with blanks between them; exact_match compares any text"
+    )
 
 
 def check_families(readings: Sequence[Reading]) -> Finding:
