@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 from pydantic import ValidationError
 
 from suite import petl
+from suite.backbones.loading import Head, build, resolve
 from suite.config.loader import validate
 from suite.config.sweep import ResourceConfig, SweepConfig
 from suite.errors import (
@@ -47,6 +48,7 @@ from suite.record.spec import ALL_LINEAR, RECIPE, Phase, TrialSpec
 from suite.registry import shipped_folder
 from tests.fake_trainer import score_of
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
+from tests.test_loading import save, with_a_weight_less, with_another_shape
 from tests.tiny import tiny_choice
 
 __all__ = ["toy_roots"]
@@ -275,6 +277,30 @@ def test_every_number_of_a_sweep_has_a_least_and_a_most() -> None:
         if not path.startswith("/$defs/Reference/"):
             assert number.keys() & {"minimum", "exclusiveMinimum"}, path
             assert number.keys() & {"maximum", "exclusiveMaximum"}, path
+
+
+def with_a_head(folder: Path) -> None:
+    build(resolve(tiny_choice("bert")), Head("classification", 5)).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (with_a_head, r"task toy on .*classifier.*the head of this task needs .*without its head"),
+        (with_a_weight_less, r"task toy on .*lacks 1 weights of backbone"),
+        (with_another_shape, r"task toy on .*shape \(64,\), but the configuration expects \(48,\)"),
+    ],
+)
+def test_weights_of_a_folder_that_do_not_fit_are_found_before_anything_starts(
+    spoil: Callable[[Path], None], says: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    save("bert", folder)
+    mine = [{"name": str(folder), "tokenizer": "bytes"}]
+    assert planned(backbones=mine).cells
+    spoil(folder)
+    with pytest.raises(ConfigError, match=says):
+        planned(backbones=mine)
 
 
 def test_a_method_that_does_not_work_on_a_family_is_refused(tmp_path: Path) -> None:

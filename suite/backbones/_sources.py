@@ -205,21 +205,22 @@ def _read_index(index: Path, *, where: str) -> dict[str, Any]:
         raise BackboneError(f"{where}{index} cannot be read: {error!r}") from error
 
 
-def weight_names(files: Iterable[Path]) -> set[str]:
-    """Read the names of the tensors in safetensors files, from their headers alone.
+def weight_shapes(files: Iterable[Path]) -> dict[str, list[int]]:
+    """Read names and shapes of the tensors in safetensors files, from their headers alone.
 
     Raises:
         BackboneError: A file is damaged.
     """
-    names: set[str] = set()
+    shapes: dict[str, list[int]] = {}
     for file in files:
         try:
             # opening reads the header only; a tensor is read when it is asked for
             with safe_open(file, framework="pt") as tensors:
-                names.update(tensors.keys())
+                for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
+                    shapes[name] = tensors.get_slice(name).get_shape()
         except (OSError, SafetensorError) as error:
             raise BackboneError(f"{file} is damaged or not a safetensors file: {error}") from error
-    return names
+    return shapes
 
 
 def sha256_of(files: Sequence[Path]) -> str:

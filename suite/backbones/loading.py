@@ -197,6 +197,32 @@ def build(
     return model
 
 
+def check_weights(resolved: ResolvedBackbone, head: Head) -> None:
+    """Check that the weights of a folder fit its configuration and the head; read no weights.
+
+    What comes from the hub or a package was published whole, so it is left to `build`.
+
+    Raises:
+        BackboneError: A weight is absent, or has another shape; or a file is damaged.
+    """
+    if resolved.origin != "folder":
+        return
+    shapes = sources.weight_shapes(sources.weight_files(Path(resolved.path)))
+    weights = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    config = head_config(resolved.config, head)
+    with _quiet():
+        empty = _new_model(resolved, auto_class(resolved.family, head), config, device="meta")
+        _, report = type(empty).from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            device_map="meta",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # as in `_load_model`
+        )
+    _check_complete(resolved, empty, report)
+
+
 def load_tokenizer(resolved: ResolvedBackbone, *, draft: bool = False) -> PreTrainedTokenizerBase:
     """Load the tokenizer, with the padding token that the configuration names.
 
@@ -494,10 +520,13 @@ def _check_complete(
             f" {', '.join(lacking[:5])}"
         )
     for key, got, expected in sorted(report["mismatched_keys"]):
-        raise BackboneError(
-            f"{resolved.path}: {key} has shape {tuple(got)}, but the configuration (or the task's"
-            f" head) expects {tuple(expected)}"
-        )
+        found = f"{resolved.path}: {key} has shape {tuple(got)}, but"
+        if key.startswith(prefixes):
+            raise BackboneError(
+                f"{found} the head of this task needs {tuple(expected)}; write the folder again"
+                " without its head: AutoModel.from_pretrained(FOLDER).save_pretrained(OTHER)"
+            )
+        raise BackboneError(f"{found} the configuration expects {tuple(expected)}")
 
 
 def weights_folder(resolved: ResolvedBackbone) -> Path:
@@ -527,8 +556,8 @@ def _mark_new_pooler(resolved: ResolvedBackbone, model: PreTrainedModel, *, meta
         return
     if meta and resolved.origin == "hub":  # looking would download the checkpoint
         return
-    names = sources.weight_names(sources.weight_files(weights_folder(resolved)))
-    mark_new_pooler(model, names)
+    shapes = sources.weight_shapes(sources.weight_files(weights_folder(resolved)))
+    mark_new_pooler(model, set(shapes))
 
 
 def _train_padding_row(model: PreTrainedModel) -> None:

@@ -456,7 +456,8 @@ def objectives(
 
 def _check_arms(config: SweepConfig, cells: Sequence[PlannedCell], *, where: str) -> None:
     """Build every arm without weights, to find what does not go together."""
-    # This loads torch, as in `_pretrains`.
+    # These load torch, as in `_pretrains`.
+    from suite.backbones.loading import check_weights
     from suite.petl import get_method
     from suite.petl.arm import check_arm
 
@@ -464,7 +465,13 @@ def _check_arms(config: SweepConfig, cells: Sequence[PlannedCell], *, where: str
     arms = {cell.arm.key: cell.arm for cell in cells}
     # Tasks with the same head and length need one check.
     seen: set[tuple[str, Head, int]] = set()
+    whole: set[tuple[str, Head]] = set()
     for resolved, objective in objectives(config, tasks.values(), where=where):
+        weights = (resolved.choice.model_dump_json(), objective.head)
+        if weights not in whole:
+            whole.add(weights)
+            with _placed(f"{where}: task {objective.task.name} on {resolved.choice.name}"):
+                check_weights(resolved, objective.head)
         for key, arm in arms.items():
             check = (key, objective.head, objective.positions)
             if arm.backbone != resolved.choice:
