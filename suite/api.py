@@ -13,7 +13,7 @@ raises a `suite.errors.SuiteError`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -83,9 +83,9 @@ class Sweep:
         """
         given = {
             "name": name,
-            "backbones": list(backbones),
-            "methods": list(methods),
-            "tasks": list(tasks),
+            "backbones": _listed(backbones),
+            "methods": _listed(methods),
+            "tasks": _listed(tasks),
             **keys,
         }
         where = f"Sweep {name!r}"
@@ -520,6 +520,16 @@ def load(folder: str | Path) -> Loaded:
     from suite.export import load as load_folder
 
     return load_folder(folder)
+
+
+def _listed(given: Any) -> Any:
+    """Choices as a list; a name alone stays as it is, for the check to refuse.
+
+    As a list it would be its letters.
+    """
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        return given
+    return list(given)
 
 
 def _home(given: str | Path | None) -> Home:

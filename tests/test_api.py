@@ -71,6 +71,14 @@ def test_tuples_are_the_lists_that_a_home_stores() -> None:
     assert made(("a", "b")).config == made(["a", "b"]).config
 
 
+@pytest.mark.parametrize("key", ["backbones", "methods", "tasks"])
+@pytest.mark.parametrize("given", ["sst2", {"name": "sst2"}, None, 3])
+def test_one_choice_is_no_list_of_choices(key: str, given: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: Input should be a valid list"):
+        package.Sweep(name="s", **{**KEYS, key: given})
+    assert package.Sweep(name="s", **{**KEYS, "tasks": iter(["sst2"])}).config.tasks == ["sst2"]
+
+
 def test_changes_are_the_values_that_python_gives(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(json.dumps({"name": "s", **KEYS, "training": {"epochs": 3}}))
