@@ -20,12 +20,17 @@ class LanesUnevenError(LanesApartError):
     """Trials that were to train side by side are not equally far."""
 
 
-# These are values of `FailureRecord.type`, and say why a group of lanes ended.
-APART, UNEVEN = LanesApartError.__name__, LanesUnevenError.__name__
-# These are, too. The last one is no failure: it is kept among them so
-# that its place in their order is known.
-PREEMPTED, OUT_OF_MEMORY, AGAIN = PreemptedError.__name__, "HostOutOfMemory", "TriedAgain"
+# Values of `FailureRecord.type`. The first two say why a group of lanes ended.
+APART = LanesApartError.__name__
+UNEVEN = LanesUnevenError.__name__
+PREEMPTED = PreemptedError.__name__
+OUT_OF_MEMORY = "HostOutOfMemory"
+RANK_DIED = "RankDied"
+PROCESS_DIED = "TrialProcessDied"
+TIMEOUT = "Timeout"
 REMOVED = "TrialFolderRemoved"
+# No failure: it is kept among them so that its place in their order is known.
+AGAIN = "TriedAgain"
 FREE = (PREEMPTED, REMOVED)
 """The machine gave notice, or somebody took the files: no sign that the next attempt would fail."""
 

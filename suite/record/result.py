@@ -22,6 +22,9 @@ from suite.redact import redact
 
 # 1: what a method prepared is not told apart; 2: it has a record of its own.
 SCHEMA_VERSION = 2
+MESSAGE_CHARS = 2000
+TRACEBACK_CHARS = 20_000
+"""What is kept of an error: the beginning of its message, and the end of its traceback."""
 DAMAGED = "DamagedRecord"
 """`FailureRecord.type` of a trial whose `result.json` is not as it was written."""
 MEND = (

@@ -20,7 +20,13 @@ from suite.errors import (
 )
 from suite.record.attempts import PreemptedError
 from suite.record.folder import TrialFolder
-from suite.record.result import FailureRecord, Status, TrialResult
+from suite.record.result import (
+    MESSAGE_CHARS,
+    TRACEBACK_CHARS,
+    FailureRecord,
+    Status,
+    TrialResult,
+)
 from suite.redact import redact
 
 _INFRASTRUCTURE = (
@@ -102,9 +108,9 @@ def failure_record(error: BaseException, *, log_path: str = "") -> FailureRecord
     text = redact("".join(traceback.format_exception(error)))
     return FailureRecord(
         type=type(error).__name__,
-        message=redact(error)[:2000],
+        message=redact(error)[:MESSAGE_CHARS],
         # the end names the cause, so the beginning goes
-        traceback=text[-20_000:],
+        traceback=text[-TRACEBACK_CHARS:],
         log_path=log_path,
     )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from suite.record.attempts import OUT_OF_MEMORY, PREEMPTED
+from suite.record.attempts import OUT_OF_MEMORY, PREEMPTED, PROCESS_DIED, RANK_DIED, TIMEOUT
 from suite.record.result import FailureRecord
 
-HOST_LOSSES = ("RankDied", "TrialProcessDied", PREEMPTED, OUT_OF_MEMORY)
+HOST_LOSSES = (RANK_DIED, PROCESS_DIED, PREEMPTED, OUT_OF_MEMORY)
 """Failures that a lost host causes.
 
 It ends several trials at once, and the next ones run elsewhere.
@@ -58,7 +58,7 @@ def failure_signature(record: FailureRecord) -> str | None:
     if record.type in HOST_LOSSES:
         return None
     # A group that hangs after it has joined was lost in the middle of its work, as a host is.
-    if record.type == "Timeout" and record.message.startswith(
+    if record.type == TIMEOUT and record.message.startswith(
         ("epoch", "finish", "ping", "baseline")
     ):
         return None

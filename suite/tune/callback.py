@@ -18,9 +18,9 @@ from suite.disk import os_error_in, said
 from suite.errors import StorageError
 from suite.plan.events import Listeners
 from suite.plan.preflight import MIN_FREE_BYTES
-from suite.record.attempts import APART, OUT_OF_MEMORY, is_given_up
+from suite.record.attempts import APART, OUT_OF_MEMORY, PROCESS_DIED, is_given_up
 from suite.record.folder import PROPOSAL, SPEC, TrialFolder
-from suite.record.result import EpochRecord, FailureRecord
+from suite.record.result import MESSAGE_CHARS, TRACEBACK_CHARS, EpochRecord, FailureRecord
 from suite.record.spec import TrialSpec
 from suite.storage.lease import Lease
 from suite.storage.mirror import Mirror
@@ -32,7 +32,6 @@ from suite.tune.searcher import SweepSearcher
 from suite.tune.trainable import DISK_MARK, STALE_MARK, STORAGE_MARK
 
 CHECK_EVERY_S = 5.0
-MESSAGE_CHARS, TRACEBACK_CHARS = 2000, 20_000
 AGAIN = "and run the same command again"
 WHEN_BACK = "run the same command again when it is back"
 
@@ -248,7 +247,7 @@ class SweepCallback(tune.Callback):
         # Not by their number: whoever removes the folder takes the earlier ones along.
         if folder.failures() == self._failures.get(spec.hash, []):
             record = FailureRecord(
-                type="TrialProcessDied",
+                type=PROCESS_DIED,
                 message=_last_line(error)[:MESSAGE_CHARS] or "its process is gone",
                 traceback=error[-TRACEBACK_CHARS:],
                 log_path=str(folder.log(0)),

@@ -33,8 +33,9 @@ from suite.cluster.host import (
 from suite.config.sweep import FailureConfig, TimeoutConfig
 from suite.disk import fault_of
 from suite.plan.resources import Layout
+from suite.record.attempts import OUT_OF_MEMORY, PREEMPTED, RANK_DIED, TIMEOUT
 from suite.record.folder import TrialFolder
-from suite.record.result import FailureRecord, TrialResult
+from suite.record.result import MESSAGE_CHARS, TRACEBACK_CHARS, FailureRecord, TrialResult
 from suite.record.spec import TrialSpec
 from suite.redact import redact
 from suite.storage.workspace import Workspace
@@ -55,7 +56,6 @@ GRACE_S = 2.0
 """How long further failures are waited for after the first: one of them may be the cause."""
 POLL_S = 1.0
 TAIL_BYTES = 4000
-MESSAGE_CHARS, TRACEBACK_CHARS = 2000, 20_000
 FATAL = re.compile(r"Fatal Python error: (.*)")
 MEMORY_REMEDY = (
     "set a smaller training.micro_batch_size, a lower resources.concurrent_trials,"
@@ -363,23 +363,22 @@ class Group:
     def _cause_of_death(self, rank: int, error: RayError) -> tuple[str, str]:
         """The type of a failure record, and the cause in words; the surest signs come first."""
         if isinstance(error, RayActorError) and error.preempted:
-            return "PreemptedError", "its node was taken away, as announced"
+            return PREEMPTED, "its node was taken away, as announced"
         # An actor that the monitor killed raises RayActorError; only its text says why.
         if isinstance(error, OutOfMemoryError) or "running low on memory" in str(error):
-            return "HostOutOfMemory", f"Ray's memory monitor killed it; {MEMORY_REMEDY}"
+            return OUT_OF_MEMORY, f"Ray's memory monitor killed it; {MEMORY_REMEDY}"
         crash = FATAL.search(_tail(self._log(rank), after=self._log_starts[rank]))
         if crash is not None:
-            return "RankDied", f"it crashed: {crash[1]}"
+            return RANK_DIED, f"it crashed: {crash[1]}"
         counter = killed_for_memory(self._processes[rank]) if self._processes else None
         if counter is not None:
-            why = f"killed for lack of memory, as {counter} counted; {MEMORY_REMEDY}"
-            return "HostOutOfMemory", why
+            return (
+                OUT_OF_MEMORY,
+                f"killed for lack of memory, as {counter} counted; {MEMORY_REMEDY}",
+            )
         if self._told_to_leave:
-            return "PreemptedError", "it left before the trial had begun, as asked"
-        return (
-            "RankDied",
-            "its process is gone without a word, as after SIGKILL; by whom is unknown",
-        )
+            return PREEMPTED, "it left before the trial had begun, as asked"
+        return RANK_DIED, "its process is gone without a word, as after SIGKILL; by whom is unknown"
 
     def _hung(self, what: str, deadline_s: float, *, silent: list[int]) -> GroupFailureError:
         """The end of a group that does not answer, with the stacks of all its processes.
@@ -397,7 +396,7 @@ class Group:
                 odd.append(rank)
                 states += f"; rank {rank} is {report.state}"
         record = FailureRecord(
-            type="Timeout",
+            type=TIMEOUT,
             message=f"{what} from rank {silent} within {deadline_s:g} s{states}",
             traceback="\n".join(stacks),
         )
