@@ -69,12 +69,17 @@ class ResourceError(SuiteError):
     """A demand for more workers, memory or disk than the machine or cluster can ever give."""
 
 
+def gib(size_bytes: float) -> str:
+    """Bytes in a message: `1.5 GiB`."""
+    return f"{size_bytes / 2**30:.3g} GiB"
+
+
 def no_room_for_states(needed: int, most: int, *, where: str = "") -> ResourceError:
     """The error of states of frozen stacks, of `needed` bytes, where `most` may be kept."""
     place = f"{where}: " if where else ""
     return ResourceError(
-        f"{place}training.frozen_dropout: off keeps {needed / 2**30:.3g} GiB of states, and"
-        f" resources.frozen_states_gib allows {most / 2**30:.3g}; raise it, limit the rows, or"
+        f"{place}training.frozen_dropout: off keeps {gib(needed)} of states, and"
+        f" resources.frozen_states_gib allows {gib(most)}; raise it, limit the rows, or"
         " leave frozen_dropout on"
     )
 

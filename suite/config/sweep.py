@@ -38,9 +38,6 @@ Slug = Annotated[str, Field(pattern=f"^{SWEEP}$")]
 Named = BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)
 """In a list of choices, a bare name stands for a choice without options."""
 
-FROZEN_STATES_GIB = 16.0
-"""Most GiB of a home's cache for states of frozen stacks, unless a sweep says otherwise."""
-
 
 class BackboneChoice(Strict):
     """A backbone by name.
@@ -326,10 +323,14 @@ class ResourceConfig(Strict):
         60.0, description="how long a trial waits for all of its workers, with min_workers"
     )
     frozen_states_gib: PositiveAmount = Field(
-        FROZEN_STATES_GIB,
+        16.0,
         description="most GiB of the home's cache for states that training.frozen_dropout: off "
         "keeps; those used longest ago go first",
     )
+
+    @property
+    def frozen_states_bytes(self) -> int:
+        return int(self.frozen_states_gib * 2**30)
 
     @model_validator(mode="after")
     def _no_fewer_than_the_fewest(self) -> ResourceConfig:

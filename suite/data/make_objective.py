@@ -26,6 +26,18 @@ from suite.data.multiple_choice import make_choice
 from suite.data.objective import Objective
 from suite.data.pretraining import make_pretraining
 from suite.data.question_answering import make_question_answering
+from suite.record.spec import TrialSpec
+
+
+def objective_of(spec: TrialSpec, *, kind: Kind, tokenizer: PreTrainedTokenizerBase) -> Objective:
+    """The objective of a trial on a backbone of this kind; errors are those of `make_objective`."""
+    return make_objective(
+        spec.task,
+        kind=kind,
+        tokenizer=tokenizer,
+        training=spec.training,
+        decoder_objective=spec.decoder_objective,
+    )
 
 
 def make_objective(

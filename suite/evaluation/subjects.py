@@ -12,7 +12,7 @@ import torch
 from suite.backbones.loading import Head, ResolvedBackbone, load_tokenizer
 from suite.config.arm import Arm
 from suite.config.hashing import short_hash
-from suite.data.make_objective import make_objective
+from suite.data.make_objective import objective_of
 from suite.data.trained_tokenizer import open_backbone
 from suite.errors import IncompatibleError
 from suite.evaluation.harness import Opened
@@ -57,13 +57,7 @@ def confirmed_run(trial: Trial, home: Home) -> Subject:
     assert trial.result is not None, "finished"
     resolved, tokenizer = open_trained(spec, trial.result, home)
     check_writes(resolved)
-    objective = make_objective(
-        spec.task,
-        kind="decoder",
-        tokenizer=tokenizer,
-        training=spec.training,
-        decoder_objective=spec.decoder_objective,
-    )
+    objective = objective_of(spec, kind="decoder", tokenizer=tokenizer)
     check_head(objective.head, spec.arm, spec.task.name)
 
     def load() -> Opened:

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from suite.config.training import LEAST_STAGE, Partitioning, TrainingConfig
+from suite.errors import gib
 from suite.plan.cell_state import CellState
 from suite.plan.resources import CGROUP, Layout, Node
 
@@ -168,8 +169,3 @@ def local_gpu_bytes() -> int | None:
         return int(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-
-
-def gib(size: float) -> str:
-    """Bytes in words: `1.5 GiB`."""
-    return f"{size / 2**30:.3g} GiB"

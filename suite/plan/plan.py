@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from suite.config.arm import Arm
 from suite.config.hashing import canonical_json, short_hash
 from suite.config.space import LearningRateRange, load_space
-from suite.config.sweep import AttentionChoice, MethodChoice, SweepConfig
+from suite.config.sweep import AttentionChoice, BackboneChoice, MethodChoice, SweepConfig
 from suite.config.task import TaskConfig, load_task
 from suite.config.training import TrainingConfig
 from suite.errors import ConfigError, IncompatibleError, SuiteError
@@ -22,6 +22,8 @@ from suite.record.references import check_references
 from suite.record.spec import Phase, TrialSpec, cell_key
 
 if TYPE_CHECKING:  # torch is imported to check a plan, not to read one
+    from transformers import PreTrainedTokenizerBase
+
     from suite.backbones.loading import Head, ResolvedBackbone
     from suite.data.objective import Objective
 
@@ -353,27 +355,10 @@ def pretrain_objective(
 
     `cache` and `data_root` mean the same as in `objectives`.
     """
-    from suite.backbones.loading import load_tokenizer, resolve
-    from suite.data.make_objective import make_objective
+    from suite.data.make_objective import objective_of
 
-    choice = spec.arm.backbone
-    if cache is None:
-        resolved = resolve(choice)
-    else:
-        # As in `objectives`: only what trains a tokenizer loads what reads data.
-        from suite.data.trained_tokenizer import open_backbone
-
-        resolved = open_backbone(choice, data_root=data_root, cache=cache)
-    # Without a cache no tokenizer is trained, and bytes stand in for it.
-    tokenizer = load_tokenizer(resolved, draft=cache is None)
-    kind, training = resolved.family.kind, spec.training
-    return resolved, make_objective(
-        spec.task,
-        kind=kind,
-        tokenizer=tokenizer,
-        training=training,
-        decoder_objective=spec.decoder_objective,
-    )
+    resolved, tokenizer = _open(spec.arm.backbone, cache=cache, data_root=data_root)
+    return resolved, objective_of(spec, kind=resolved.family.kind, tokenizer=tokenizer)
 
 
 def _method(
@@ -426,22 +411,15 @@ def objectives(
         BackboneError: A backbone or its tokenizer cannot be found or read.
         IncompatibleError: A task that this kind of backbone cannot answer.
     """
-    # These load torch, as in `_pretrains`.
-    from suite.backbones.loading import load_tokenizer, resolve
+    # This loads torch, as in `_pretrains`.
     from suite.data.make_objective import make_objective
 
     # An iterator would be used up after the first backbone.
     tasks = list(tasks)
     for choice in config.backbones:
-        place = f"{where}: backbones"
-        if cache is None:
-            resolved = resolve(choice, where=place)
-        else:
-            # This one loads pyarrow and datasets, which a plan does without.
-            from suite.data.trained_tokenizer import open_backbone
-
-            resolved = open_backbone(choice, data_root=data_root, cache=cache, where=place)
-        tokenizer = load_tokenizer(resolved, draft=cache is None)
+        resolved, tokenizer = _open(
+            choice, cache=cache, data_root=data_root, where=f"{where}: backbones"
+        )
         for task in tasks:
             with _placed(f"{where}: task {task.name} on {choice.name}"):
                 objective = make_objective(
@@ -452,6 +430,22 @@ def objectives(
                     decoder_objective=config.decoder_objective,
                 )
             yield resolved, objective
+
+
+def _open(
+    choice: BackboneChoice, *, cache: Path | None, data_root: Path | None, where: str = ""
+) -> tuple[ResolvedBackbone, PreTrainedTokenizerBase]:
+    """A backbone and its tokenizer; the arguments are those of `objectives`."""
+    from suite.backbones.loading import load_tokenizer, resolve
+
+    if cache is None:
+        resolved = resolve(choice, where=where)
+    else:
+        # This one loads pyarrow and datasets, which a plan does without.
+        from suite.data.trained_tokenizer import open_backbone
+
+        resolved = open_backbone(choice, data_root=data_root, cache=cache, where=where)
+    return resolved, load_tokenizer(resolved, draft=cache is None)
 
 
 def _check_arms(config: SweepConfig, cells: Sequence[PlannedCell], *, where: str) -> None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from suite.data.objective import Objective
     from suite.data.prepare import Prepared
 
-GIB = 2**30
 MIN_FREE_BYTES = 256 * 2**20
 
 
@@ -161,7 +160,7 @@ def check_states_fit(
         tokens = token_lengths(data.split(split, confirm=False), len(stacks)).sum(axis=0)
         for stack, of_stack in zip(stacks, tokens.tolist(), strict=True):
             needed += of_stack * len(stack.blocks) * stack.width * width_bytes
-    most = int(config.resources.frozen_states_gib * GIB)
+    most = config.resources.frozen_states_bytes
     if needed > most:
         raise no_room_for_states(needed, most, where=where)
 

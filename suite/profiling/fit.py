@@ -11,8 +11,9 @@ from suite.config.arm import Arm
 from suite.config.task import MultipleChoiceTask
 from suite.config.training import Partitioning, TrainingConfig
 from suite.data.objective import Objective
+from suite.errors import gib
 from suite.petl.arm import ArmCount, build_arm, count_arm
-from suite.plan.partitioning import USABLE_FRAC, Decision, candidates, gib
+from suite.plan.partitioning import USABLE_FRAC, Decision, candidates
 from suite.plan.plan import Plan, objectives, pretrain_objective
 from suite.profiling.estimate import estimate_model
 from suite.profiling.setting import Setting

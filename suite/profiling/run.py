@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from suite.clock import CLOCK
-from suite.errors import ResourceError, SuiteError
+from suite.errors import ResourceError, SuiteError, gib
 from suite.meters import hardware
-from suite.plan.partitioning import gib
 from suite.profiling import peak
 from suite.profiling.arms import ArmChoice, replace_record
 from suite.profiling.estimate import estimate

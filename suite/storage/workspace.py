@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from suite.config.sweep import FROZEN_STATES_GIB
+from suite.config.sweep import ResourceConfig
 from suite.config.training import Partitioning
 from suite.record.folder import Home
 from suite.storage.fence import Fence
@@ -38,7 +38,7 @@ class Workspace:
     storage: str | None = None
     fence: Fence | None = None
     partitioning: Partitioning = field(default_factory=Partitioning)
-    frozen_states_bytes: int = int(FROZEN_STATES_GIB * 2**30)
+    frozen_states_bytes: int = ResourceConfig().frozen_states_bytes
     usable_bytes: int | None = None
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 from suite.backbones.loading import load_tokenizer
 from suite.config.loader import validate
 from suite.config.task import load_task
-from suite.data.make_objective import make_objective
+from suite.data.make_objective import objective_of
 from suite.errors import UnknownNameError
 from suite.petl import get_method
 from suite.petl.arm import check_arm
@@ -91,15 +91,8 @@ def build_spec(
     micro_batching(spec.training, ranks)  # raises where the batch does not divide
     # What follows checks that backbone, task and method fit; nothing of it is kept.
     resolved = resolve_backbone(arm)
-    kind = resolved.family.kind
     tokenizer = load_tokenizer(resolved, draft=True)
-    objective = make_objective(
-        spec.task,
-        kind=kind,
-        tokenizer=tokenizer,
-        training=spec.training,
-        decoder_objective=spec.decoder_objective,
-    )
+    objective = objective_of(spec, kind=resolved.family.kind, tokenizer=tokenizer)
     check_arm(resolved, objective.head, spec.arm, max_length=objective.positions)
     if get_method(method).keeps_states(spec.training):
         objective.check_can_keep()

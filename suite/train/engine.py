@@ -37,7 +37,7 @@ from suite.train.pieces import (
     undo_first_step,
 )
 from suite.train.process_group import all_agree, gather_objects
-from suite.train.shards import Shards, shard_name, write_shard
+from suite.train.shards import Shards, shard_name, stored_buffers, write_shard
 
 if TYPE_CHECKING:
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
@@ -242,7 +242,7 @@ class Engine:
         buffers = {}
         # Buffers are the same on all ranks.
         if alone or rank == 0:
-            buffers = self._buffers()
+            buffers = stored_buffers(self.module)
         path = folder / shard_name(rank)
         write_shard(
             path,
@@ -295,14 +295,8 @@ class Engine:
         # Adam has no state before its first step, and `read` needs one to fill.
         set_steps(adam, masters_of(self.module, self._engine.optimizer), shards.steps)
         shards.read(pieces, adam.state)
-        for name, buffer in self._buffers().items():
+        for name, buffer in stored_buffers(self.module).items():
             buffer.copy_(shards.buffers[name])
-
-    def _buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers that the model stores with its parameters."""
-        # Non-persistent buffers are not in a state dict.
-        stored = self.module.state_dict(keep_vars=True).keys()
-        return {name: buffer for name, buffer in self.module.named_buffers() if name in stored}
 
     def _leave_partitioned(self, begin: bool) -> None:
         """Give back the parameters that ZeRO-3 keeps gathered, or fetch them again.

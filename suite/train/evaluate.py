@@ -16,14 +16,13 @@ from datasets import Dataset
 
 import suite.metrics.quality  # noqa: F401  (scikit-learn: before any clock of a trial starts)
 from suite.data.objective import Batch, Objective
+from suite.errors import gib
 from suite.meters import PhaseMeter
 from suite.petl._frozen import GivenPass
 from suite.train.batches import eval_batches
 from suite.train.engine import Engine
 from suite.train.lanes import LanesMeter, side_by_side
 from suite.train.process_group import all_agree, gather_objects
-
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +139,11 @@ def weights_at_hand(
     # Lanes share the frozen weights that are kept.
     needed = engines[0].kept_bytes() + sum(engine.whole_bytes() for engine in engines)
     fits = usable_bytes is not None and needed <= usable_bytes
-    why = f"with all weights whole it holds {needed / GIB:.3g} GiB"
+    why = f"with all weights whole it holds {gib(needed)}"
     if usable_bytes is None:
         why += ", and how much it may is unknown"
     else:
-        why += f", and may hold {usable_bytes / GIB:.3g} GiB"
+        why += f", and may hold {gib(usable_bytes)}"
     with ExitStack() as stack:
         # The ranks' states differ by a few bytes of filling.
         if all_agree(fits):

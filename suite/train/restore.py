@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from suite.backbones.bpe import parse_bpe
 from suite.backbones.loading import ResolvedBackbone, load_tokenizer, resolve
 from suite.backbones.weights import cast_weights
-from suite.data.make_objective import make_objective
+from suite.data.make_objective import objective_of
 from suite.data.objective import Objective
 from suite.data.tokenizer import tokenizer_fingerprint
 from suite.errors import CheckpointError, ConfigError
@@ -80,13 +80,7 @@ def restore(folder: TrialFolder, home: Home, *, start_of: str | None = None) -> 
     quieten_deepspeed()
     spec, result, tensors = _ended(folder)
     resolved, tokenizer = open_trained(spec, result, home)
-    objective = make_objective(
-        spec.task,
-        kind=resolved.family.kind,
-        tokenizer=tokenizer,
-        training=spec.training,
-        decoder_objective=spec.decoder_objective,
-    )
+    objective = objective_of(spec, kind=resolved.family.kind, tokenizer=tokenizer)
     pretrained = pretrained_weights(spec, home)
     model, method = build_model(spec, resolved, objective.head, weights=pretrained)
     if result.preparation is not None:

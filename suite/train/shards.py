@@ -80,9 +80,15 @@ def write_whole(path: Path, model: nn.Module) -> None:
             # The optimizer keeps fp32 weights, which it takes from the forward weights.
             master = parameter.detach().float()
             pieces.append(Piece(name, 0, size, size, master, 0))
-    stored = model.state_dict(keep_vars=True).keys()
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in stored}
+    buffers = stored_buffers(model)
     write_shard(path, pieces, {}, steps=0, rank=0, world_size=1, buffers=buffers)
+
+
+def stored_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that a model stores with its parameters."""
+    # Non-persistent buffers are not in a state dict.
+    stored = model.state_dict(keep_vars=True).keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in stored}
 
 
 @dataclass(frozen=True, slots=True)

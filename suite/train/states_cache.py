@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from suite.errors import no_room_for_states
+from suite.errors import gib, no_room_for_states
 from suite.files import LOCK_TIMEOUT_S, read_json, sha256, write_json
 from suite.record.result import PreparationRecord
 from suite.train.initial import COST
@@ -56,7 +56,7 @@ def make_room(folder: Path, needed: int, most: int) -> None:
     for _, size, old in sorted(by_use):
         if held + needed <= most:
             return
-        log.warning("%s: removed to make room for other states (%.3g GiB)", old, size / 2**30)
+        log.warning("%s: removed to make room for other states (%s)", old, gib(size))
         _remove(old)
         held -= size
 

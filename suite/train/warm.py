@@ -17,7 +17,7 @@ from suite.attention.counts import AttentionCount, count_attention
 from suite.backbones.loading import ResolvedBackbone, identity, load_tokenizer
 from suite.backbones.weights import cast_weights
 from suite.config.training import Precision
-from suite.data.make_objective import make_objective
+from suite.data.make_objective import objective_of
 from suite.data.objective import Objective
 from suite.data.prepare import Prepared, prepare
 from suite.data.trained_tokenizer import open_backbone
@@ -39,7 +39,7 @@ from suite.train.initial import initial_model
 from suite.train.precision import autocast_forwards, precision_of
 from suite.train.probe import Probe, probe, strays
 from suite.train.process_group import all_agree, gather_objects
-from suite.train.shards import shard_name, write_whole
+from suite.train.shards import shard_name, stored_buffers, write_whole
 
 
 @dataclass(slots=True)
@@ -174,7 +174,7 @@ class Warm:
         """Whether a whole model has the engine's frozen weights, and buffers that nobody stores."""
         if frozen_fingerprint(model) != self.engine.frozen_fingerprint:
             return False
-        stored = model.state_dict(keep_vars=True).keys()
+        stored = stored_buffers(model)
         for name, buffer in model.named_buffers():
             # Stored buffers are loaded with the trained weights.
             own = self.engine.module.get_buffer(name)
@@ -207,13 +207,8 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
     resolved = open_backbone(
         spec.arm.backbone, data_root=workspace.data_root, cache=workspace.home.cache
     )
-    objective = make_objective(
-        spec.task,
-        kind=resolved.family.kind,
-        tokenizer=load_tokenizer(resolved),
-        training=spec.training,
-        decoder_objective=spec.decoder_objective,
-    )
+    tokenizer = load_tokenizer(resolved)
+    objective = objective_of(spec, kind=resolved.family.kind, tokenizer=tokenizer)
     data = prepare(
         spec.task,
         objective,

@@ -175,7 +175,7 @@ def run_sweep(
                 storage=storage,
                 fence=lease.fence,
                 partitioning=decision.partitioning,
-                frozen_states_bytes=int(config.resources.frozen_states_gib * 2**30),
+                frozen_states_bytes=config.resources.frozen_states_bytes,
                 usable_bytes=_usable_bytes(plan, memory, decision.partitioning),
             )
             settings = RunSettings(
@@ -215,7 +215,7 @@ def _is_over(
     plan: Plan, states: Mapping[str, CellState], home: Home, *, data_root: Path | None
 ) -> bool:
     """Whether every trial has ended and lm-eval has measured what the sweep wants measured."""
-    if not all(state.status.is_over for state in states.values()):
+    if not _all_over(states):
         return False
     return not anything_left(plan, states, home, data_root=data_root)
 

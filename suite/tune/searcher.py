@@ -12,10 +12,6 @@ from suite.plan.queue import TrialQueue
 from suite.record.spec import TrialSpec
 
 
-def _never() -> bool:
-    return False
-
-
 class SweepSearcher(Searcher):
     """Hands out the queue's trials to Tune and tells the queue when they end.
 
@@ -38,7 +34,7 @@ class SweepSearcher(Searcher):
         super().__init__()
         self.queue = queue
         self.specs: dict[str, tuple[TrialSpec, ...]] = {}
-        self.stopped: Callable[[], bool] = _never
+        self.stopped: Callable[[], bool] = lambda: False
         self._handed_back: deque[tuple[tuple[TrialSpec, ...], int]] = deque()
 
     def suggest(self, trial_id: str) -> Any:
