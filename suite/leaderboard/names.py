@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+# Characters of a key that are shown; a key ends in a hash.
+KEY_SHOWN = 8
 
 
 class Names(NamedTuple):
@@ -39,6 +43,18 @@ def distinct(arms: Sequence[Names], *, among: Sequence[Names] = ()) -> list[str]
     for name, own in zip(names, differing(names, architectures), strict=True):
         labels.append(" ".join([name, *own]))
     return labels
+
+
+def with_keys(labels: Mapping[str, str]) -> dict[str, str]:
+    """Labels by key; those that several keys have get the ends of these, and so are distinct."""
+    counts = Counter(labels.values())
+    found = {}
+    for key, label in labels.items():
+        found[key] = label
+        # These arms differ in something that no name shows.
+        if counts[label] > 1:
+            found[key] = f"{label} {key[-KEY_SHOWN:]}"
+    return found
 
 
 def differing(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:

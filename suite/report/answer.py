@@ -59,16 +59,9 @@ def verdicts(report: Report) -> list[str]:
     for task in report.places:
         found = _rankings(report, task)
         if found:
-            return _heads(found)
+            return [said.head for said in found]
     nothing = _nothing(report)
     return [f"{nothing.head} {nothing.rest}"]
-
-
-def _heads(sentences: Sequence[Sentence]) -> list[str]:
-    heads = []
-    for said in sentences:
-        heads.append(said.head)
-    return heads
 
 
 def _nothing(report: Report) -> Sentence:

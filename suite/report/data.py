@@ -37,11 +37,12 @@ from suite.tracking.query import leaderboard
 from suite.tracking.rows import read_rows
 
 Row = dict[str, Any]
-# Trial folders that are read: some 20 s. MLflow gives a larger home's whole leaderboard, but not
-# its single trials.
+# The most trial folders that are read, which takes some 20 s. Of a larger home MLflow has the whole
+# leaderboard, but not the single trials.
 MOST_TRIALS = 20_000
 # Planned cells without a trial that are named.
 MOST_NAMED = 5
+PARTLY_ESTIMATED = ", partly estimated"
 # What is missing from a cell, by its state.
 UNFINISHED = {
     "searching": "are still searched",
@@ -247,7 +248,7 @@ def _note(sources: set[str]) -> str:
         return ""
     if sources == {ESTIMATE}:
         return ", estimate"
-    return ", partly estimated"
+    return PARTLY_ESTIMATED
 
 
 def read(
@@ -492,7 +493,7 @@ def failure_rows(trial: Trial) -> list[Row]:
         rows.append(names | {"status": "attempt"} | row)
     result = trial.result
     # A pruned trial did what the search asked of it.
-    if result is None or result.status in (Status.COMPLETED, Status.PRUNED):
+    if result is None or not result.status.is_failure:
         return rows
     if result.failure is not None:
         row = _failure(result.failure.type, result.failure.message, result.failure.log_path)

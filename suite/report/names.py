@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from suite.config.reference import MEAN
-from suite.leaderboard.names import Names, differing, distinct
+from suite.leaderboard.names import Names, differing, distinct, with_keys
 from suite.plan.cell_state import CellStatus
 from suite.report import values
-
-# Characters of a key that are shown; a key ends in a hash.
-KEY_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +81,10 @@ def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
         home = key.rpartition("/")[0]
         if home:
             labels[key] += f" @ {home}"
-    counts = Counter(labels.values())
+    labels = with_keys(labels)
     arms = {}
     for style, key in enumerate(keys):
-        label = labels[key]
-        if counts[label] > 1:
-            # These arms differ in something that no name shows; their keys end in a hash.
-            label += f" {key[-KEY_SHOWN:]}"
-        arms[key] = Arm(key, label, " ".join(settings[style]), style, first_rows[key])
+        arms[key] = Arm(key, labels[key], " ".join(settings[style]), style, first_rows[key])
     return arms
 
 

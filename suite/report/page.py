@@ -39,7 +39,6 @@ from suite.report.table import (
 
 # The costs that a reader can limit: key in a row, its unit and a word for it.
 CHOICE_COSTS = (("peak_memory_bytes", "bytes", "memory"), ("energy_kwh", "kWh", "energy"))
-CHOICE_SHOWN = {"bytes": values.size, "kWh": values.energy}
 # Pixels of the small picture of a score and its interval, and of the margin at its ends.
 PLOT_WIDTH = 132.0
 PLOT_MARGIN = 5
@@ -198,7 +197,7 @@ def _choices(report: Report) -> list[dict[str, Any]]:
             }
             for key, unit, _ in CHOICE_COSTS:
                 choice[key] = row[key]
-                choice[f"{key}_shown"] = CHOICE_SHOWN[unit](row[key])
+                choice[f"{key}_shown"] = values.SHOW[unit](row[key])
             found.append(choice)
     return found
 

@@ -10,7 +10,7 @@ from suite.config.reference import MEAN
 from suite.leaderboard.fields import BY_NAME, FIELDS
 from suite.report import values
 from suite.report.chart import Chart
-from suite.report.data import Report
+from suite.report.data import PARTLY_ESTIMATED, Report
 from suite.report.table import (
     Column,
     Row,
@@ -261,7 +261,7 @@ def _energy_or_estimate(row: Row) -> str:
 def _energy_shown(note: str) -> Callable[[Row], str]:
     """How an energy is shown below a head with this note."""
     # Where all rows are alike, the head says what is an estimate.
-    if note == ", partly estimated":
+    if note == PARTLY_ESTIMATED:
         return _energy_or_estimate
     return _energy
 

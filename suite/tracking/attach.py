@@ -11,20 +11,16 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from suite.errors import TrackingError
 from suite.record.folder import Home
 from suite.storage.identity import home_id
 from suite.tracking import rows as files_of_rows
 from suite.tracking.claim import Claim
 from suite.tracking.notes import NOTE
-from suite.tracking.store import Store, StoredRun, open_store
-from suite.tracking.writer import LOCK_TIMEOUT_S
+from suite.tracking.store import Store, StoredRun, open_store, writing
 
 KIND = "report"
 OF_ROWS = "suite.report"
-"""Tag that says of which rows the report is; no other kind of run has it."""
+"""Tag with a digest of the rows that a report shows; only the runs of reports have it."""
 Build = Callable[[Home, str, Path], Path]
 """Writes the report of a home's sweep into a folder; returns its page."""
 
@@ -60,19 +56,12 @@ def attach_reports(
     store = open_store(tracking_uri)
     known = store.experiments()
     attached = []
-    lock = home.tracking_lock
-    try:
-        # The same lock as in `writer`, so that the rows do not change while a report of them is
-        # made.
-        with FileLock(lock, timeout=LOCK_TIMEOUT_S):
-            for name in sorted(known):
-                is_meant = sweep in (None, name) and name not in unless
-                if is_meant and _attach(store, known[name], home, name, build):
-                    attached.append(name)
-    except Timeout as error:
-        raise TrackingError(
-            f"{lock}: another process has been writing for {LOCK_TIMEOUT_S:.0f} s"
-        ) from error
+    # The same lock as in `writer`, so that the rows do not change while a report of them is made.
+    with writing(home.tracking_lock):
+        for name in sorted(known):
+            is_meant = sweep in (None, name) and name not in unless
+            if is_meant and _attach(store, known[name], home, name, build):
+                attached.append(name)
     return attached
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from suite.config.hashing import canonical_json, short_hash
 from suite.leaderboard.fields import Row
-from suite.leaderboard.names import Names, distinct
+from suite.leaderboard.names import Names, distinct, with_keys
 from suite.record.result import EpochRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.tracking.notes import NOTE, trial_note
@@ -55,13 +54,7 @@ def arm_names(rows: Iterable[Row]) -> dict[str, str]:
         if row.attention_options:
             attention += f" {canonical_json(row.attention_options)}"
         arms[row.arm] = Names(row.backbone, attention, row.method, row.architecture)
-    names = dict(zip(arms, distinct(list(arms.values())), strict=True))
-    counts = Counter(names.values())
-    for key, name in names.items():
-        if counts[name] > 1:
-            # They differ in something that has no name, and their keys end in a hash.
-            names[key] = f"{name} {key[-8:]}"
-    return names
+    return with_keys(dict(zip(arms, distinct(list(arms.values())), strict=True)))
 
 
 def trial_name(spec: TrialSpec, arm: str) -> str:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from filelock import FileLock, Timeout
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study, StudyDirection
@@ -41,9 +40,8 @@ from suite.storage.databases import check_local, with_deadlines, with_driver
 from suite.storage.identity import home_id
 from suite.tracking.encode import result_digest
 from suite.tracking.follower import Follower
-from suite.tracking.store import sqlite_path
+from suite.tracking.store import sqlite_path, without_password, writing
 
-LOCK_TIMEOUT_S = 60.0
 HASH = "suite.trial"
 """User attribute of a trial: the hash of its folder."""
 DIGEST = "suite.result"
@@ -76,25 +74,19 @@ def mirror_studies(home: Home, url: str, *, sweep: str | None = None) -> MirrorR
         TrackingError: The storage cannot be reached or used.
     """
     report = MirrorReport()
-    try:
-        # A lock of its own, so that a slow MLflow does not hold up this mirror, nor the other way
-        # round.
-        with FileLock(home.path / "optuna.lock", timeout=LOCK_TIMEOUT_S), quiet(), explained(url):
-            storage = open_storage(url)
-            try:
-                # A home may hold many sweeps; a sweep without a plan has no cells to show.
-                for name in sweeps(home):
-                    plan = known_plan(home, name)
-                    if sweep in (None, name) and plan is not None:
-                        report += _mirror_sweep(storage, home, plan)
-            finally:
-                # Optuna keeps a session for each thread; an open one would hold a connection of the
-                # database.
-                storage.remove_session()
-    except Timeout:
-        raise TrackingError(
-            f"{home.path}/optuna.lock: another process has been writing for {LOCK_TIMEOUT_S:.0f} s"
-        ) from None
+    # A lock of its own, so that neither a slow MLflow nor this mirror holds up the other.
+    with writing(home.path / "optuna.lock"), quiet(), explained(url):
+        storage = open_storage(url)
+        try:
+            # A home may hold many sweeps; a sweep without a plan has no cells to show.
+            for name in sweeps(home):
+                plan = known_plan(home, name)
+                if sweep in (None, name) and plan is not None:
+                    report += _mirror_sweep(storage, home, plan)
+        finally:
+            # Optuna keeps a session for each thread; an open one would hold a connection of the
+            # database.
+            storage.remove_session()
     return report
 
 
@@ -163,7 +155,7 @@ def database_url(url: str) -> str:
     # overwrite the other's.
     if inspect(create_engine(url, poolclass=NullPool)).has_table("experiments"):
         raise TrackingError(
-            f"--optuna {redact(url.partition('?')[0])}: holds MLflow's tables, "
+            f"--optuna {without_password(url)}: holds MLflow's tables, "
             "which Optuna's would break; make it another database"
         )
     return url
@@ -183,9 +175,7 @@ def explained(url: str) -> Iterator[None]:
         KeyError,
     ) as error:
         lines = redact(str(error)).strip().splitlines() or [type(error).__name__]
-        raise TrackingError(
-            f"Optuna storage {redact(url.partition('?')[0])}: {lines[0][:300]}"
-        ) from error
+        raise TrackingError(f"Optuna storage {without_password(url)}: {lines[0][:300]}") from error
 
 
 def _mirror_sweep(storage: BaseStorage, home: Home, plan: Plan) -> MirrorReport:

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from filelock import FileLock, Timeout
+
 from suite.config.names import why_not
 from suite.errors import TrackingError
 from suite.files import replacing, sqlite_uri
@@ -33,6 +35,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PAGE_SIZE = 1000
+LOCK_TIMEOUT_S = 60.0
 START = "start with: suite run SWEEP.yaml, or suite sync for an existing home"
 MAX_TAG_CHARS = 8000
 MAX_PARAM_CHARS = 6000
@@ -216,6 +219,22 @@ def sqlite_path(uri: str) -> Path | None:
 def without_password(uri: str) -> str:
     """A store's URI as it may be shown and logged."""
     return redact(uri.partition("?")[0])
+
+
+@contextmanager
+def writing(lock: Path) -> Iterator[None]:
+    """Hold a lock, so that two processes that write a home at once do not create runs twice.
+
+    Raises:
+        TrackingError: Another process holds it for long.
+    """
+    try:
+        with FileLock(lock, timeout=LOCK_TIMEOUT_S):
+            yield
+    except Timeout as error:
+        raise TrackingError(
+            f"{lock}: another process has been writing for {LOCK_TIMEOUT_S:.0f} s"
+        ) from error
 
 
 def set_environment() -> None:

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from filelock import FileLock, Timeout
-
 from suite.config.sweep import SweepConfig
 from suite.errors import SuiteError, TrackingError, UnknownNameError
 from suite.leaderboard.collect import folders_by_cell, sweep_rows
@@ -24,10 +22,9 @@ from suite.record.folder import RESULT, Home, TrialFolder
 from suite.storage.identity import home_id
 from suite.tracking.claim import Claim
 from suite.tracking.live import LiveTrial
-from suite.tracking.store import Store, open_store
+from suite.tracking.store import ARTIFACTS, Store, open_store, writing
 from suite.tracking.sweep_runs import SweepRuns
 
-LOCK_TIMEOUT_S = 60.0
 REFRESH_S = 30.0
 """While the runs of many trials are written, the rows are made anew this often."""
 Step = Callable[[int, int, int], None]
@@ -139,10 +136,8 @@ class Syncer:
                 are.
         """
         report = SyncReport()
-        lock = self.home.tracking_lock
         try:
-            # Two processes that write a home at once would create every run twice.
-            with FileLock(lock, timeout=LOCK_TIMEOUT_S):
+            with writing(self.home.tracking_lock):
                 due = self._refresh(sweep, verify=verify)
                 written: set[str] = set()
                 while due:
@@ -161,11 +156,8 @@ class Syncer:
                 if live is not None:
                     self._write_live(sweep, live)
                 return replace(report, already=self._ended(sweep) - report.written)
-        except Timeout:
-            reason = f"{lock}: another process has been writing for {LOCK_TIMEOUT_S:.0f} s"
         except SuiteError as error:  # the store's, or a file of the home that cannot be read
-            reason = str(error)
-        return replace(report, unreachable=reason)
+            return replace(report, unreachable=str(error))
 
     def _refresh(self, sweep: str | None, *, verify: bool) -> list[_Due]:
         """Publish the rows of all sweeps; returns the cells whose runs are not up to date."""
@@ -196,7 +188,7 @@ class Syncer:
     def _begin(self, sweep: str, *, verify: bool) -> None:
         """Look at what the store has of a sweep."""
         runs = SweepRuns(
-            self.store, home=self._home_id, sweep=sweep, files=self.home.path / "mlartifacts"
+            self.store, home=self._home_id, sweep=sweep, files=self.home.path / ARTIFACTS
         )
         known: list[Row] = []
         try:
