@@ -370,7 +370,7 @@ class CellState:
         return spec.number in self.searching.round(other.number)
 
     def _next_confirm(self) -> TrialSpec | None:
-        # Asked in this order: the choice of an open study is not worth its model.
+        # Asked in this order: fitting the model of an open study would be in vain.
         if not self.search_done or not self.chosen:
             return None
         chosen = self.chosen_setting
@@ -449,7 +449,7 @@ def make_states(
         for trial in (*trials.search, *trials.confirm):
             # Such a folder stays on disk: it belongs to a larger budget or an earlier definition.
             if not plan.includes(cell, trial):
-                # It was tested all the same, and the row says so.
+                # Its test score was seen all the same, and the row says so.
                 if plan.leaves_out(cell, trial):
                     state.set_aside.append(trial)
                 continue

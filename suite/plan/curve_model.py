@@ -223,11 +223,11 @@ class CurveModel:
     def _covariance(self) -> Array:
         """Covariance of the curve on the grid under each setting, (settings, grid, grid).
 
-        It is made where it is asked for: it is large, and most of what a study asks needs none.
+        It is computed on first use: it is large, and most questions of a study do not need it.
         """
         grid = self._places_of_grid
-        # A pending trial will change the mean in a way nobody knows, and the variance in a known
-        # one.
+        # Nobody knows how a pending trial will change the mean, but how it changes the variance is
+        # known.
         known = self._places([*self._observed, *self._pending])
         factor = np.linalg.cholesky(self._noisy(known, self._settings))
         share = np.linalg.solve(factor, self._kernel(known, grid, self._settings))
@@ -287,7 +287,7 @@ class CurveModel:
         return average
 
     def curve(self) -> Hint:
-        """The mean of the curve, as a hint for other studies; of several choices the best one's."""
+        """The mean of the best choice's curve, as a hint for other studies."""
         by_level = self._average.reshape(len(self._levels), len(self._grid))
         best = by_level[int(by_level.max(1).argmax())]
         values = best - best.max()

@@ -52,7 +52,7 @@ FREE = (
 )
 """Keys of a sweep that may change between two runs of it.
 
-What a change of `architectures` does to studies that began is for `_architecture_changes`.
+Once studies have trials, `_architecture_changes` may refuse a change of `architectures`.
 """
 AXES = ("backbones", "attention", "methods", "tasks")
 """Lists that may grow; an entry that was there before must stay as it was."""
@@ -107,7 +107,7 @@ def known_plan(home: Home, sweep: str) -> Plan | None:
         ConfigError: Another version wrote the definition, or half of it is missing.
     """
     config_path, cells_path = home.sweep_definition(sweep), _cells_path(home, sweep)
-    # A crash between writing the two leaves the cells alone, which is no sweep yet.
+    # A crash between the two writes leaves only the cells, and those are no sweep yet.
     if not config_path.exists():
         return None
     if not cells_path.exists():

@@ -33,7 +33,7 @@ def as_trials(
         running: Trials without a result yet.
         costs: The second objective by trial number, where less is better; None = one objective.
     """
-    # Here and below: who shows a study reads this module too, and does without Optuna.
+    # Imported here and below, because showing a study reads this module and needs no Optuna.
     from optuna.trial import TrialState, create_trial
 
     # One distribution for all trials: Optuna refuses a value outside its trial's own.

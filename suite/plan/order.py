@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from suite.plan.cell_state import CellState
 
 SPARE_ROUNDS = 1.0
-"""By how many trials early a chain counts as urgent, because trials take different times."""
+"""How many trials early a chain counts as urgent, because trials take different times."""
 
 
 class CellOrder:
@@ -67,7 +67,7 @@ class CellOrder:
                 fresh.append(state)
         # The fewer trials a study has under way, the more its next proposal knows.
         busy.sort(key=lambda state: len(state.live))
-        # A cell may stand there twice, which is harmless: the caller takes the first trial it gets.
+        # A cell may be listed twice, which is harmless: the caller takes the first trial it gets.
         first = self._urgent(idle, last, live, slots)
         if last in idle:
             first.append(idle[last])

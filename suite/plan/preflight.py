@@ -1,4 +1,4 @@
-"""What a sweep is checked for before its first worker, and in a dry run."""
+"""The checks of a sweep before its first worker starts, and in a dry run."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ def check_states_fit(
 ) -> None:
     """Check that the home may keep the states of all rows of a task.
 
-    The sum leaves out what only a worker knows: attention probabilities that a method reads, and
-    the second half of each number where `auto` may turn out to be fp32.
+    Only a worker knows whether a method reads attention probabilities, and whether `auto` is fp32
+    there. The sum leaves out the first and takes the second for bf16.
 
     Raises:
         ResourceError: The states need more room than `resources.frozen_states_gib`.

@@ -44,8 +44,8 @@ class TrialQueue:
     Attributes:
         states: Every cell by key, live.
         fetch: Function that gets what other hosts wrote of a trial, where each has its own home.
-        held_for: Size of a trial that was handed out and found no room because of smaller ones:
-            none of these follows.
+        held_for: Size of a trial that was handed out and found no room because of smaller ones;
+            no smaller one is handed out meanwhile.
     """
 
     def __init__(

@@ -19,12 +19,12 @@ Energy is in kWh of the group, memory in bytes of the largest rank, time in seco
 def check_measurable(objective: str | None, device: str, *, where: str) -> None:
     """Check that this machine can measure the second objective, before a worker starts.
 
-    For the other machines of a cluster the first trial shows it.
+    On the other machines of a cluster the first trial finds out.
 
     Raises:
         ConfigError: The machine cannot; the message says why.
     """
-    # For a processor there is always the estimate by its time.
+    # On processors the energy can always be estimated by their time.
     if objective != "energy" or device != "cuda":
         return
     from suite.meters import why_no_energy

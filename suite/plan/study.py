@@ -114,7 +114,7 @@ def best_tried(trials: Sequence[Trial]) -> Trial | None:
 def _next_stage(
     study: Study, trials: Sequence[Trial], config: SearchConfig, fit: Fit
 ) -> Study | None:
-    """The study with a trial at an end more, or with a range longer by a decade.
+    """The study with one more trial, at an end of its range, or with a range longer by a decade.
 
     It is None where the study has not used its budget up, its curve falls towards both ends, or the
     range cannot grow.

@@ -11,8 +11,8 @@ from suite.report.chart import Chart
 from suite.report.data import Report
 from suite.report.names import Arm
 
-# What a browser still scrolls through with ease. What lies beyond is in the CSV files, and the
-# report says so.
+# As much as a browser scrolls through with ease. The CSV files have the rest, and the report says
+# so.
 MOST_CURVES = 120
 MOST_PLACES = 12
 MOST_ARMS = 150

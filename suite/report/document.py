@@ -105,7 +105,7 @@ def _figures(charts: Figures, pictures: dict[str, Path]) -> list[str]:
     lines = ["", "## Figures"]
     for name, path in pictures.items():
         lines += ["", f"![{_alternative(charts[name])}]({path.name})", ""]
-        # One text for many panels: that of each cell would be a page of its own.
+        # One text for all panels, because a text for each would fill a page.
         if len(charts[name]) > 2:
             lines.append(
                 f"{len(charts[name])} cells: validation score by learning rate. The searched range"

@@ -139,10 +139,9 @@ def data_link(table: Table) -> str:
 
 
 def prepared(columns: Sequence[Column], rows: Sequence[Row], report: Report) -> dict[str, Any]:
-    """Prepare what the template's table needs.
+    """The columns of a table, and for every row its arm and its cells, as the template needs them.
 
-    This is the columns, and for every row its arm and its cells: each as text, and as the value
-    that it is sorted by.
+    A cell is its text and the value that it is sorted by.
     """
     lines = []
     for row in rows:

@@ -26,7 +26,7 @@ from suite.report.table import Column, Row, Table, plain_words, values_of, witho
 INDEX = "index.html"
 # Pages have a folder of their own: a sweep may be called `index`.
 PAGES = "sweeps"
-# What a browser still filters at every key. What lies beyond is in the CSV of the index.
+# Rows that a browser can filter at every keystroke. The CSV of the index has all of them.
 MOST_ROWS = 5_000
 # Costs that a reader may set a bound for.
 BOUNDS = ("peak_memory_bytes", "energy_kwh", "train_s", "trainable_parameters", "search_energy_kwh")
@@ -136,7 +136,7 @@ def _columns(every: Report) -> list[Column]:
     arm = own[0]
     first = [arm, plain_words("sweep")]
     sweeps = set(values_of(every.rows, "sweep"))
-    # Where a sweep has the rows of several homes, their ranks are not of each other.
+    # Ranks compare the rows of one home only, so a sweep of several homes needs this column.
     if len({(row["sweep"], row["home"]) for row in every.rows}) > len(sweeps):
         first.append(plain_words("home"))
     return [

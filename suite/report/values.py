@@ -166,7 +166,7 @@ def interval(row: Mapping[str, Any], *, short: bool = False) -> str:
 
 
 def has_one_seed(row: Mapping[str, Any]) -> bool:
-    """Whether it is for its single seed that a row has no rank."""
+    """Whether a row has no rank because it has a single seed."""
     # It takes a while to import, and most commands show no rank.
     from suite.stats.compare import NO_RANK
 

@@ -59,7 +59,7 @@ class Claim:
             mine = SHARED
         if token == mine:
             return
-        # The home first: a crash in between leaves a token too many, which harms nothing.
+        # The home first: a crash in between leaves one token too many there, which does no harm.
         remember_token(self.home, mine)
         self.store.set_experiment_tag(experiment, tag, f"{mine} {self.home.path.resolve()}")
 

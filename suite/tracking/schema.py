@@ -81,7 +81,7 @@ def is_half_made(path: Path) -> bool:
             query = select(literal(1)).select_from(table(name)).limit(1)
             if connection.execute(query).first() is not None:
                 return False
-    # An empty file is no half: sqlite makes one of every name that it is asked for.
+    # An empty file is not half-made: sqlite creates one for every name that it is asked to open.
     return bool(tables)
 
 
@@ -179,7 +179,7 @@ def revision(uri: str) -> str | None:
         with _engine(uri) as engine, engine.connect() as connection:
             return MigrationContext.configure(connection).get_current_revision()
     except DatabaseError as error:
-        # Of a server this is about the connection or the rights, which the caller explains.
+        # With a server, the connection or the rights are at fault, and the caller says so.
         if not uri.startswith("sqlite:"):
             raise
         path = uri.removeprefix("sqlite:///")
@@ -191,7 +191,7 @@ def revision(uri: str) -> str | None:
 
 @functools.cache
 def newest_revision() -> str:
-    """The revision that the MLflow of this environment makes, and with which alone it works."""
+    """The revision that this environment's MLflow makes; it works with no other."""
     # Here for the place of its files alone; the import takes seconds.
     import mlflow
     from alembic.script import ScriptDirectory

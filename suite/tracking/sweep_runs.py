@@ -1,6 +1,6 @@
 """The runs of one sweep of one home in MLflow.
 
-There is one run for each cell, one for each trial that has ended or has an epoch behind it, and one
+There is one run for each cell, one for each trial that has ended or committed an epoch, and one
 that has all rows. A run is found by its tags before one is created. What an interrupted writer left
 behind is still in the state RUNNING, and is written to its end.
 """
@@ -48,7 +48,7 @@ MAX_REVISION_DIGITS = 15
 """MLflow's steps have 64 bits."""
 ARTIFACTS = (SPEC, RESULT_FILE, "predictions-*.parquet", LM_EVAL)
 CONFIRM_ARTIFACTS = (SPEC, RESULT_FILE, "rank0.log")
-"""What every confirm run brings: the leaderboard rests on it. Search trials are too many."""
+"""Files of every confirm run, on which the leaderboard rests. Search trials are too many."""
 MAX_ARTIFACT_BYTES = 10 * 2**20
 HAVING = {"cell": "suite.arm", "trial": "suite.trial", files_of_rows.KIND: files_of_rows.TAG}
 """A tag that only the runs of a kind have, by which they are found quickly."""
@@ -268,7 +268,7 @@ class SweepRuns:
         If the run of the cell was deleted by hand, they are handed over to the new one.
         """
         if self._trials is None:
-            # One search for all cells: of a rebuild it finds nothing, and takes no time.
+            # One search for all cells; in a rebuild it finds nothing and takes no time.
             self._trials = defaultdict(dict)
             for name, run in self._one_each("trial", "suite.trial").items():
                 self._trials[run.tag("suite.cell")][name] = run

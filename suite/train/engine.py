@@ -340,8 +340,8 @@ class Engine:
     def fingerprint(self, *, trained: bool) -> str:
         """Fingerprint of the trained or the frozen forward weights. Collective.
 
-        It is the same on any number of ranks (`suite.train.fingerprint`). Where a weight that
-        every rank holds whole is not the same on all of them, it is one that no weights have.
+        It is the same on any number of ranks (`suite.train.fingerprint`). Where ranks disagree on a
+        weight that each of them holds whole, it is a fingerprint that no weights have.
         """
         sums: dict[str, int] = {}
         sizes: dict[str, int] = {}
@@ -462,7 +462,7 @@ def _unhook(model: nn.Module, offload: DeepSpeedZeRoOffload) -> None:
     nothing, in every forward pass and for every generated token.
     """
     idle = set()
-    # A hook can be removed by its handle alone, and a handle knows nothing of its module but these.
+    # Only its handle can remove a hook, and of its module a handle knows nothing but these.
     for module in model.modules():
         # The whole model's hooks begin and end a pass.
         if module is not model and next(module.parameters(recurse=False), None) is None:

@@ -45,8 +45,7 @@ class EpochStart:
         """What the epoch took of all that training took so far.
 
         None where one of the two is not known, or where another source counted what was before:
-        the best source that covers the whole phase may change, and an estimate less a measured
-        energy is neither.
+        the difference of an estimate and a measured energy is neither.
         """
         if total_kwh is None or self.before_kwh is None:
             return None
@@ -56,7 +55,7 @@ class EpochStart:
 
 
 class StepClock:
-    """Times steps, each from the end of the one before it: what makes its batch counts as well.
+    """Times steps, each from the end of the one before it, so that making its batch counts too.
 
     On a GPU, kernels run behind Python. The GPU itself notes when it reaches the end of a step, so
     that no step has to wait for its kernels.
@@ -150,7 +149,7 @@ def train_epoch(
         PreemptedError: A rank is to leave, and a checkpoint of every trial is committed.
     """
     lanes = [_lane(start) for start in starts]
-    # Its batches are those of all lanes.
+    # All lanes have the same batches.
     run = lanes[0].run
     batches = run.batches
     device = lanes[0].engine.device

@@ -131,7 +131,7 @@ def weights_at_hand(
         engines: One for each lane.
         objective: What is evaluated.
         usable_bytes: As in `Workspace`.
-        log: Told which it is.
+        log: Receives a line that says whether they were gathered, and why.
     """
     if not objective.generates or not engines[0].gathers:
         yield

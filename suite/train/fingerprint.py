@@ -1,9 +1,9 @@
 """A fingerprint of weights that does not depend on how many ranks hold them, and gathers none.
 
 It is a sum, so that the ranks add up what they hold: sum over i of bits[i] x weight[i] modulo 2^64,
-with a fixed pseudo-random odd weight for every place. One changed element always changes it.
-Several do, but for a chance of about 2^-60. It finds what broke or was mixed up. Against an
-adversary there are the SHA-256 of the files.
+with a fixed pseudo-random odd weight for every place. One changed element always changes the sum,
+and several leave it as it was with a chance of about 2^-60. So it finds damage and mix-ups; the
+SHA-256 of the files guards against an adversary.
 """
 
 from __future__ import annotations

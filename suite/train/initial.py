@@ -201,7 +201,7 @@ def kept_record(folder: Path) -> PreparationRecord:
             break
         CLOCK.sleep(0.05)
     own = PreparationRecord.model_validate_json((folder / COST).read_bytes())
-    # Hosts without a common disk may have prepared it each for itself.
+    # Hosts without a common disk may each have prepared their own.
     of_rank_0: PreparationRecord = gather_objects(own)[0]
     return of_rank_0
 

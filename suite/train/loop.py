@@ -511,8 +511,8 @@ class Trainer:
 
         Raises:
             CheckpointError: The file is not the one that was written then. It is damaged, or its
-                epoch was lost in a cut and came out otherwise the second time. The next attempt
-                begins anew.
+                epoch was lost in a cut and gave other weights when it was trained again. The next
+                attempt begins anew.
         """
         best = run.folder.best
         # Rank 0 alone reads the file, but every rank must raise if it is another.

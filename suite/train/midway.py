@@ -117,8 +117,8 @@ def set_streams(state: dict[str, Any]) -> None:
 class Pace:
     """Decides when the ranks next ask each other whether all is well.
 
-    They do so every `VOTE_EVERY_S` or so, and at least every `MOST_STEPS` steps. Each rank's own
-    watch would tell another step, so the interval follows the slowest rank, for all of them.
+    They do so every `VOTE_EVERY_S` or so, and at least every `MOST_STEPS` steps. By its own clock
+    each rank would choose another step, so all take the interval that suits the slowest one.
     """
 
     def __init__(self, step: int) -> None:

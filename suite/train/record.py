@@ -175,7 +175,7 @@ def _provenance(run: RunningTrial) -> dict[str, Any]:
         "metrics": run.warm.objective.signatures(),
         "data_revision": run.warm.data.revision,
         "engine": run.warm.engine.config,
-        # What it was, where the specification may say `auto`.
+        # The layout in use, where the specification may say `auto`.
         "partitioning": run.warm.engine.training.model_dump(
             include={"zero_stage", "frozen_weights"}
         ),

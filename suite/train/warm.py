@@ -155,12 +155,12 @@ class Warm:
             meter=meter,
         )
         if uses_bf16(training, self.engine.device):
-            # As the engine rounded them, also those that it keeps in fp32 from then on.
+            # Rounded as the engine rounded its own, even those that it has kept in fp32 since.
             cast_weights(model, torch.bfloat16)
         # Every rank has built the same model, but they must not part ways here.
         if not all_agree(self._has_frozen_of(model)):
             return False
-        # From here on the weights are between two seeds: a reset must see that.
+        # Until the load below has ended, a reset must know that these are not step 0's weights.
         self.pristine = False
         drawn = self.initial.parent / f"drawn-{dist.get_rank()}"
         write_whole(drawn / shard_name(0), model)
@@ -253,7 +253,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
     kept: PreparationRecord | None = None
     if method.keeps_states(spec.training):
         if uses_bf16(spec.training, device):
-            # As the engine rounds them, because the states are those of its weights.
+            # Rounded as the engine rounds them, because the states are those of its weights.
             cast_weights(model, torch.bfloat16)
         # Before the engine, because one process can compute them from a whole model.
         states, kept = keep_states(

@@ -73,7 +73,7 @@ class SweepCallback(tune.Callback):
         self._leave_by: float | None = None
         self._leave_request: Any = None  # the request stands as long as this is kept
         self._started: set[str] = set()
-        # Failures that were told of, by the trial's hash.
+        # By the trial's hash, the failures that listeners were told of.
         self._failures: dict[str, list[FailureRecord]] = {}
         self._checked = 0.0  # seconds of a monotonic clock
 
@@ -244,7 +244,7 @@ class SweepCallback(tune.Callback):
         """
         folder = self.home.trial(spec)
         # The trial's process writes a record before it raises; none is new if the process died.
-        # Not by their number: whoever removes the folder takes the earlier ones along.
+        # Compared, not counted: somebody may have removed the folder with the earlier records.
         if folder.failures() == self._failures.get(spec.hash, []):
             record = FailureRecord(
                 type=PROCESS_DIED,

@@ -149,7 +149,7 @@ class ElasticScheduler(WarmGroupScheduler):
         return self._shrunk_since.setdefault(size, now)
 
     def _size_for(self, spec: TrialSpec, *, asked: int) -> int | None:
-        """The number of workers that a waiting trial should ask for; None = what it asks for."""
+        """The number of workers that a waiting trial should ask for; None = no other one."""
         room = self.free().most
         if room >= spec.world_size:
             workers: int | None = spec.world_size

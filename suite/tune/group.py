@@ -217,8 +217,8 @@ class Group:
         """Do not use ranks again whose memory at the start of a cell's trials keeps growing."""
         sizes = self._baselines.setdefault(cell, [])
         sizes.append(max(self._call("baseline_bytes", PING_S)))
-        # Not since the first trial: what training fills once (arenas, kernels' caches, buffers of
-        # ZeRO) stays from then on.
+        # Growth counts from the second trial: what the first one fills (arenas, kernels' caches,
+        # buffers of ZeRO) stays.
         reference = sizes[:2][-1]
         self._worn = sizes[-1] > reference * (1 + GROWTH_FRAC) + GROWTH_SLACK_BYTES
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 WAIT_S = 1.0
 ANSWER_S = 60.0
-"""How long an answer may take that is there: its node may be lost on the way."""
+"""How long fetching a finished answer may take: its node may be lost meanwhile."""
 MESSAGE_CHARS = 500
 
 
@@ -122,7 +122,7 @@ def measure_confirmed(
     failed: dict[str, str] = {}
     mirror = Mirror.of(settings.workspace)
     while waiting and time.monotonic() < deadline:
-        # in short steps, so that Ctrl-C comes through
+        # In short steps, so that Ctrl-C comes through.
         ready, _ = ray.wait(list(waiting), timeout=WAIT_S)
         for reference in ready:
             job = waiting.pop(reference)

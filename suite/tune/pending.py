@@ -11,8 +11,7 @@ from suite.plan.resources import Layout
 from suite.record.spec import TrialSpec
 
 HOLD_AFTER_S = 10.0
-"""A trial whose room is free is placed within seconds; one that waits longer waits for something.
-"""
+"""A trial whose room is free is placed within seconds; one that waits longer waits for room."""
 
 
 class PendingTrials:
