@@ -75,7 +75,7 @@ def compare(
         raise ConfigError(f"got {got}; give two arms, or --all-pairs")
     rows = compare_arms(place, given, sweep=sweep, task=task)
     render.render(rows, _columns(rows), fmt, keys=KEYS, title=_title(rows))
-    if fmt in (Format.TABLE, Format.MD):
+    if fmt.for_people:
         _say_what_it_rests_on(rows)
 
 

@@ -95,7 +95,7 @@ def show_plan(
     ]
     render.render(cells, columns, fmt)
     # CSV is one table: the lines below would break it for a program.
-    if fmt in (Format.TABLE, Format.MD):
+    if fmt.for_people:
         put()
         for row in pretrains:
             put(_pretrain_line(row))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from suite.cli import complete
-from suite.cli.options import search_first
+from suite.cli.options import any_names, search_first
 from suite.cli.plug_ins import method_names, variant_names
 from suite.cli.render import put
 from suite.cli.sweep_text import Answers, Budget, sweep_text
@@ -314,13 +314,7 @@ def _asker(*, yes: bool, needed: Mapping[str, str | None]) -> _Asker:
 
 
 def _names(given: str | None) -> tuple[str, ...]:
-    """Names with commas between them, each once."""
-    # A dict, because a set would lose the order in which the names were typed.
-    found: dict[str, None] = {}
-    for part in (given or "").split(","):
-        if part.strip():
-            found[part.strip()] = None
-    return tuple(found)
+    return tuple(any_names(given or ""))
 
 
 def _some(given: str) -> tuple[str, ...]:
@@ -369,10 +363,11 @@ def _kinds(tasks: Sequence[str]) -> set[str]:
 def _known_tasks(given: str) -> tuple[str, ...]:
     from suite.config.task_files import task_paths
 
-    for name in _some(given):
+    names = _some(given)
+    for name in names:
         if name not in task_paths():
             raise UnknownNameError("task", name, task_paths())
-    return _some(given)
+    return names
 
 
 def _budget(given: str) -> Budget:

@@ -171,7 +171,7 @@ def show(
             name = f"{row['method']} on {row['task']}"
             put(f"warning: {name}: {row['looks_warning']}", err=True)
     everyone = rows
-    if fmt in (Format.TABLE, Format.MD) and not rejected:
+    if fmt.for_people and not rejected:
         rows = with_test_runs(rows)
     title = _title_of(rows)
     # A document has room for the words that a report has.
@@ -186,7 +186,7 @@ def show(
         rows = [{name: row[name] for name in keys} for row in rows]
     render.render(rows, shown, fmt, keys=keys, title=title, wide=wide, key=key)
     # A program reads the same from the fields.
-    if fmt in (Format.TABLE, Format.MD):
+    if fmt.for_people:
         _say_what_ranks_rest_on(rows)
 
 

@@ -27,6 +27,11 @@ class Format(StrEnum):
     CSV = "csv"
     MD = "md"
 
+    @property
+    def for_people(self) -> bool:
+        """Whether people read it, and not programs."""
+        return self in (Format.TABLE, Format.MD)
+
 
 SELDOM = "Clusters, stores and trust"
 """Panel of `--help` for options that most runs do without, below the everyday ones."""
@@ -255,14 +260,20 @@ def split_names(text: str) -> list[str]:
     Raises:
         ConfigError: There is no name.
     """
+    names = any_names(text)
+    if not names:
+        raise ConfigError(f"{text!r}: expected names with commas between them, as full,read")
+    return names
+
+
+def any_names(text: str) -> list[str]:
+    """The names in a text with commas between them, each once; there may be none."""
     # A list, because the order of the names is the order of the table.
     names = []
     for part in text.split(","):
         name = part.strip()
         if name and name not in names:
             names.append(name)
-    if not names:
-        raise ConfigError(f"{text!r}: expected names with commas between them, as full,read")
     return names
 
 

@@ -85,7 +85,7 @@ def status(
             f"--home {home}: holds no sweep; expected a folder that `suite run` wrote to"
         )
     # A table per sweep for a person, one list of rows for a program.
-    if fmt in (Format.TABLE, Format.MD):
+    if fmt.for_people:
         for name in names:
             _show(place, name, fmt)
         return

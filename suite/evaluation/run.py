@@ -83,17 +83,13 @@ def load_tasks(work: Sequence[Work], library: Library) -> dict[Request, Loaded]:
     return loaded
 
 
-def _silent(line: str) -> None:
-    """Report no progress: the caller asked for none."""
-
-
 def measure(
     subjects: Sequence[Subject],
     config: LmEvalConfig,
     *,
     device: str,
     again: bool = False,
-    on_progress: Callable[[str], None] = _silent,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, str]:
     """Measure every subject, and write `lm-eval.json` into its folder after each task.
 

@@ -43,10 +43,15 @@ class CellResults:
             for made in result.made_before:
                 prepared[made.key, made.made_by] = made.cost
         costs += prepared.values()
-        # Measured and estimated energy are not added.
-        if name == "energy_kwh" and partly_estimated(costs):
-            return None
-        return total(getattr(cost, name, None) for cost in costs)
+        return _sum_of(name, costs)
+
+
+def _sum_of(name: str, costs: Collection[PhaseRecord | None]) -> float | None:
+    """Sum of a number over some phases; None where one has none."""
+    # Measured and estimated energy are not added.
+    if name == "energy_kwh" and partly_estimated(costs):
+        return None
+    return total(getattr(cost, name, None) for cost in costs)
 
 
 def partly_estimated(costs: Iterable[PhaseRecord | None]) -> bool:
@@ -99,11 +104,7 @@ def of_preparation(name: str) -> Callable[[TrialResult], float | None]:
     """
 
     def read(run: TrialResult) -> float | None:
-        costs = [made.cost for made in run.made_before]
-        # Measured and estimated energy are not added.
-        if name == "energy_kwh" and partly_estimated(costs):
-            return None
-        return total(getattr(cost, name, None) for cost in costs)
+        return _sum_of(name, [made.cost for made in run.made_before])
 
     return read
 

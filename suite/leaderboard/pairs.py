@@ -15,6 +15,7 @@ from suite.record.looks import joint
 if TYPE_CHECKING:
     from suite.record.cells import Cell
     from suite.record.folder import Home
+    from suite.record.spec import TrialSpec
     from suite.stats.answers import Answers
     from suite.stats.compare import Evidence
 
@@ -122,10 +123,8 @@ def _is_confirmed(cells: Sequence[Cell]) -> bool:
 
 
 def _sweep(cells: Sequence[Cell]) -> str:
-    """The sweep of an arm's cells; every cell has a trial."""
-    # A cell may have no search trials, where the learning rate is fixed.
-    first = cells[0]
-    return (first.search or first.confirm)[0].spec.sweep
+    """The sweep of an arm's cells."""
+    return _spec(cells[0]).sweep
 
 
 @dataclass
@@ -150,7 +149,7 @@ class _Comparer:
                 if task not in left:
                     raise StatisticsError(f"task {task}: only B has run on it")
                 evidence[task] = self._evidence(left[task], right[task])
-                row |= _difference(evidence[task], _task(left[task]).higher_is_better)
+                row |= _difference(evidence[task], _spec(left[task]).task.higher_is_better)
                 row["test_looks"] = joint([left[task].looks, right[task].looks])
             # A task that cannot be compared keeps its row, which says why.
             except SuiteError as reason:
@@ -278,5 +277,7 @@ def _adjust(rows: Sequence[dict[str, Any]]) -> None:
         row.pop("evidence", None)
 
 
-def _task(cell: Cell) -> Any:
-    return (cell.search or cell.confirm)[0].spec.task
+def _spec(cell: Cell) -> TrialSpec:
+    """The specification of one of a cell's trials; every cell has one."""
+    # A cell may have no search trials, where the learning rate is fixed.
+    return (cell.search or cell.confirm)[0].spec

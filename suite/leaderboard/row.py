@@ -24,8 +24,6 @@ from suite.record.cells import Trial
 from suite.record.lm_eval import over_seeds, read_record
 from suite.record.references import printed
 
-__all__ = ["Row", "cell_row", "reference_fields", "score_fields"]
-
 
 def cell_row(state: CellState, *, home: str, digest: str = "") -> Row:
     """The row of a cell as far as it has come, without what compares it with other rows.

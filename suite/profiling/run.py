@@ -64,12 +64,8 @@ class Findings:
         self.record = replace_record(self.record, status=status, reason=reason)
 
 
-def _silent(line: str) -> None:
-    """Report no progress: the caller asked for none."""
-
-
 def estimate_only(
-    arms: Sequence[ArmChoice], setting: Setting, *, on_progress: OnProgress = _silent
+    arms: Sequence[ArmChoice], setting: Setting, *, on_progress: OnProgress = lambda line: None
 ) -> Profile:
     """Count and estimate all arms.
 
@@ -79,7 +75,7 @@ def estimate_only(
 
 
 def measure(
-    arms: Sequence[ArmChoice], setting: Setting, *, on_progress: OnProgress = _silent
+    arms: Sequence[ArmChoice], setting: Setting, *, on_progress: OnProgress = lambda line: None
 ) -> Profile:
     """Measure all arms that fit. Ctrl-C ends it; what was measured until then is returned.
 
