@@ -10,7 +10,7 @@ import pytest
 from filelock import FileLock
 
 from suite.record.folder import Home
-from tests.records import make_store
+from tests.records import make_home, make_store, synced
 
 # pytest-xdist sets it in its processes; commands would then fit what they print to a terminal.
 os.environ.pop("COLUMNS", None)
@@ -86,3 +86,9 @@ def home(tmp_path: Path) -> Home:
     """An empty home."""
     (tmp_path / "home").mkdir()
     return Home(tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Home:
+    """A synced home, read only: two methods on two tasks, all done."""
+    return synced(make_home(tmp_path_factory.mktemp("finished")), empty_db)

@@ -20,6 +20,7 @@ from typing import Any
 
 from suite.files import write_json
 from suite.record.attempts import LanesUnevenError, PreemptedError
+from suite.record.folder import Home
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
@@ -34,6 +35,18 @@ def score_of(spec: TrialSpec, epoch: int) -> float:
         + 0.1 * spec.seed
         + epoch
     )
+
+
+def all_calls(home: Home) -> list[dict[str, Any]]:
+    """What the ranks were asked for, in order."""
+    path = home.path / "calls.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def calls(home: Home, call: str = "start") -> list[dict[str, Any]]:
+    """The calls of one name to rank 0."""
+    return [c for c in all_calls(home) if c["call"] == call and c["rank"] == 0]
 
 
 @dataclass(frozen=True)

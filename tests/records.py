@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -46,7 +47,7 @@ from suite.record.result import (
     TrialResult,
 )
 from suite.record.spec import Phase, TrialSpec
-from suite.tracking import open_store
+from suite.tracking import open_store, sync
 
 BACKBONE = BackboneChoice(name="tiny-bert")
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
@@ -288,6 +289,13 @@ def make_home(
     for method in methods:
         for task in tasks:
             write_cell(home, method, task, trials=trials, seeds=seeds, sweep=sweep)
+    return home
+
+
+def synced(home: Home, empty_db: Path) -> Home:
+    """The same home, whose own store holds its results."""
+    shutil.copy(empty_db, home.path / "mlflow.db")
+    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
     return home
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import numpy as np
 
 from suite.record.folder import Home
 from suite.record.result import FailureRecord, Status, ValidityRecord
-from suite.tracking import sync
 from tests.answers import some_right, write_confirmed
-from tests.records import RATES, make_result, make_spec, write_definition, write_trial
+from tests.records import RATES, make_result, make_spec, synced, write_definition, write_trial
 
 SHARES = {"full": 0.9, "lora": 0.895, "read": 0.6, "bitfit": 0.5}
 """How often each method is right: two that cannot be told apart, one that is worse, and one whose runs are rejected."""
@@ -70,6 +68,4 @@ def make_report_home(path: Path, empty_db: Path) -> Home:
                 second,
                 make_result(second, **(failed if method == "read" else {"score": 40.0})),
             )
-    shutil.copy(empty_db, home.path / "mlflow.db")
-    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
-    return home
+    return synced(home, empty_db)

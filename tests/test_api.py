@@ -18,20 +18,10 @@ from suite.plan.definition import read_plan
 from suite.plan.events import Outcome
 from suite.progress import NotebookBoard, _notebook_output
 from suite.record.folder import Home
-from suite.tracking import sync
 from tests.commands import ROOT, Suite, suite
-from tests.records import make_home
 
 __all__ = ["suite"]
 KEYS: dict[str, Any] = {"backbones": ["minilm"], "methods": ["full", "lora"], "tasks": ["sst2"]}
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A synced home of a sweep that has ended; read only."""
-    home = make_home(tmp_path_factory.mktemp("ended"))
-    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
-    return home
 
 
 def test_import_suite_imports_nothing_heavy_before_it_is_needed() -> None:
@@ -94,10 +84,10 @@ def test_changes_are_the_values_that_python_gives(tmp_path: Path) -> None:
         package.Sweep.from_yaml(path, {"name.x": 1})
 
 
-def test_results_are_those_of_the_commands(home: Home, suite: Suite, tmp_path: Path) -> None:
-    found = package.results(home.path)
+def test_results_are_those_of_the_commands(finished: Home, suite: Suite, tmp_path: Path) -> None:
+    found = package.results(finished.path)
     assert found.sweep == "demo" and found.ok
-    told = json.loads(suite("leaderboard", "--home", home.path, "--format", "json")[1])
+    told = json.loads(suite("leaderboard", "--home", finished.path, "--format", "json")[1])
     table = found.leaderboard()
     assert list(table["arm"]) == [row["arm"] for row in told]
     assert set(found.leaderboard(method="lora")["method"]) == {"lora"}
@@ -108,7 +98,7 @@ def test_results_are_those_of_the_commands(home: Home, suite: Suite, tmp_path: P
     with pytest.raises(ConfigError, match="give two arms, or none"):
         found.compare("lora")
     with pytest.raises(UnknownNameError, match="unknown sweep 'dem'; did you mean demo"):
-        package.results(home.path, "dem")
+        package.results(finished.path, "dem")
 
 
 def test_counts_are_those_of_the_command(suite: Suite) -> None:
@@ -133,11 +123,11 @@ def test_a_trial_by_hand_takes_its_settings_as_arguments(tmp_path: Path) -> None
 
 
 def test_variables_stand_for_what_is_not_given_as_for_the_commands(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SUITE_HOME", str(home.path))
-    assert package.results().home == home.path
-    assert package.results(home=str(home.path / ".")).home == home.path
+    monkeypatch.setenv("SUITE_HOME", str(finished.path))
+    assert package.results().home == finished.path
+    assert package.results(home=str(finished.path / ".")).home == finished.path
     monkeypatch.setenv("SUITE_HOME", str(tmp_path / "home"))
     # Nowhere, so that a sweep that does not see the others ends too.
     monkeypatch.setenv("SUITE_DATA_ROOT", str(tmp_path / "nowhere"))
@@ -156,9 +146,9 @@ def test_variables_stand_for_what_is_not_given_as_for_the_commands(
         package.trial(backbone="minilm", method="full", task="sst2")
 
 
-def test_a_notebook_shows_one_output_that_is_replaced(home: Home) -> None:
-    plan = read_plan(home, "demo")
-    states = read_states(plan, home)
+def test_a_notebook_shows_one_output_that_is_replaced(finished: Home) -> None:
+    plan = read_plan(finished, "demo")
+    states = read_states(plan, finished)
     shown: list[str] = []
     now = [0.0]
     board = NotebookBoard(shown.append, clock=lambda: now[0])

@@ -33,7 +33,7 @@ from suite.report.page import page
 from suite.tracking import sync
 from tests.answers import some_right, write_answers, write_confirmed
 from tests.commands import Suite, suite  # noqa: F401
-from tests.records import define, make_result, make_spec, write_definition, write_trial
+from tests.records import define, make_result, make_spec, synced, write_definition, write_trial
 
 SHARES = {"full": 0.9, "lora": 0.895, "read": 0.6}
 """How often each method is right: two that cannot be told apart, and one that is worse."""
@@ -60,10 +60,7 @@ def fill(
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Home:
     """A synced home, read only."""
-    home = fill(Home(tmp_path_factory.mktemp("finished")))
-    shutil.copy(empty_db, home.path)
-    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
-    return home
+    return synced(fill(Home(tmp_path_factory.mktemp("finished"))), empty_db)
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from tests.records import (
     make_home,
     make_result,
     make_spec,
+    synced,
     write_cell,
     write_definition,
     write_trial,
@@ -48,10 +49,7 @@ def new_home(path: Path, empty_db: Path) -> Home:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Home:
     """A synced home, read only: two methods on two tasks."""
-    home = make_home(tmp_path_factory.mktemp("cluster"), trials=2, seeds=[1, 2])
-    shutil.copy(empty_db, home.path)
-    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
-    return home
+    return synced(make_home(tmp_path_factory.mktemp("cluster"), trials=2, seeds=[1, 2]), empty_db)
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ from suite.tune.callback import SweepCallback
 from suite.tune.driver import run_sweep
 from suite.tune.group import RunSettings
 from suite.tune.searcher import SweepSearcher
+from tests.fake_trainer import all_calls
 from tests.sweeps import toy_cluster, toy_roots, toy_sweep
 
 __all__ = ["toy_roots"]
@@ -264,10 +265,7 @@ def test_attempts_are_counted_since_the_last_one_that_got_further(tmp_path: Path
 
 
 def _rank_pid(home: Home) -> int:
-    import json
-
-    calls = [json.loads(line) for line in (home.path / "calls.jsonl").read_text().splitlines()]
-    return int(next(call["pid"] for call in reversed(calls) if call["rank"] == 1))
+    return int(next(call["pid"] for call in reversed(all_calls(home)) if call["rank"] == 1))
 
 
 def _trial_pid() -> int:

@@ -36,7 +36,7 @@ from suite.storage.workspace import Workspace
 from suite.tune.driver import run_sweep
 from suite.tune.group import Group, RankLocation, RunSettings, in_words, rank_order
 from tests.cluster.processes import wait_until
-from tests.fake_trainer import FakeTrainer
+from tests.fake_trainer import FakeTrainer, calls
 from tests.sweeps import make_roots, toy_sweep
 from tests.tiny import tiny_choice
 
@@ -103,11 +103,6 @@ def small(**changes: Any) -> SweepConfig:
         }
         | changes
     )
-
-
-def calls(home: Home, call: str) -> list[dict[str, Any]]:
-    lines = (home.path / "calls.jsonl").read_text().splitlines()
-    return [c for c in map(json.loads, lines) if c["call"] == call and c["rank"] == 0]
 
 
 def places(home: Home) -> list[dict[str, Any]]:

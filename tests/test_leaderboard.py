@@ -37,7 +37,6 @@ from tests.records import (
     RATES,
     cell_rows,
     define,
-    make_home,
     make_result,
     make_spec,
     write_cell,
@@ -71,15 +70,6 @@ KEYS = [
     ],
     *["search_trials", "search_energy_kwh", "status"],
 ]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Home:
-    """A synced home, read only: two methods on two tasks, all done."""
-    home = make_home(tmp_path_factory.mktemp("finished"))
-    shutil.copy(empty_db, home.path)
-    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
-    return home
 
 
 @pytest.fixture

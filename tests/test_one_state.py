@@ -18,8 +18,8 @@ from suite.plan.queue import TrialQueue
 from suite.plan.status import status
 from suite.record.folder import Home
 from suite.record.result import Status
-from suite.tracking import leaderboard, sync, to_rows
-from tests.records import make_result, make_spec, write_cell, write_definition, write_trial
+from suite.tracking import leaderboard, to_rows
+from tests.records import make_result, make_spec, synced, write_cell, write_definition, write_trial
 from tests.report_home import make_report_home
 from tests.sweeps import run_all, toy_roots, toy_sweep
 
@@ -86,8 +86,7 @@ def test_everything_derived_is_made_again_from_definitions_and_trials(
         elif path.name not in ("trials", "pretrained"):
             shutil.rmtree(path)
     assert {path.name for path in home.path.iterdir()} == {"sweeps", "trials"}
-    shutil.copy(empty_db, home.path / "mlflow.db")
-    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
+    synced(home, empty_db)
     after = to_rows(leaderboard(home.tracking_uri, rejected=True))
     assert without_home(after) == without_home(before)
 

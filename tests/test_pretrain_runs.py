@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -28,6 +27,7 @@ from suite.storage.lease import acquire
 from suite.storage.workspace import Workspace
 from suite.tune.driver import run_sweep
 from suite.tune.group import Group, GroupFailureError, RunSettings
+from tests.fake_trainer import calls
 from tests.sweeps import finish, toy_cluster
 from tests.tiny import tiny_choice
 
@@ -93,8 +93,7 @@ def _pid(home: Home, spec: TrialSpec, *, rank: int) -> int:
 
 
 def started(home: Home) -> list[str]:
-    lines = (home.path / "calls.jsonl").read_text().splitlines()
-    return [c["trial"] for c in map(json.loads, lines) if c["call"] == "start" and c["rank"] == 0]
+    return [call["trial"] for call in calls(home)]
 
 
 # ---- the driver, with a trainer that does not train ----------------------------------------------------------------------

@@ -24,12 +24,12 @@ from suite.leaderboard.table import choose, leaderboard_of, plain, to_rows
 from suite.petl import methods
 from suite.plan.definition import read_plan, store_definition
 from suite.record.folder import Home
-from suite.tracking import open_store, sync
+from suite.tracking import open_store
 from suite.tracking.kept_runs import recall
 from suite.tracking.query import chosen
 from suite.tracking.rows import KIND, TAG
 from tests.commands import ROOT, Suite, shell, suite
-from tests.records import make_home, write_cell, write_definition
+from tests.records import write_cell, write_definition
 
 __all__ = ["suite"]
 HEAVY = (
@@ -94,22 +94,13 @@ def run(
     return blamed, printed
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Home:
-    """A synced home of a sweep that has ended; read only."""
-    home = make_home(tmp_path_factory.mktemp("ended"))
-    shutil.copy(empty_db, home.path)
-    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
-    return home
-
-
-def test_lists_the_status_and_the_leaderboard_import_nothing_heavy(ended: Home) -> None:
+def test_lists_the_status_and_the_leaderboard_import_nothing_heavy(finished: Home) -> None:
     kinds = ("methods", "attention", "tasks", "backbones", "search-spaces", "sweeps")
     commands = [["list", kind] for kind in kinds]
     for name in ("status", "leaderboard"):
-        commands.append([name, "--home", str(ended.path)])
+        commands.append([name, "--home", str(finished.path)])
     # The first reader of a store asks MLflow; those after it find the store as it was.
-    chosen(ended.tracking_uri)
+    chosen(finished.tracking_uri)
     assert imported(commands) == {}
 
 
@@ -297,8 +288,8 @@ def test_a_list_asks_the_class_where_the_source_does_not_tell(
     assert len(rows) == len(methods.names()) + len(peft_spaces())
 
 
-def test_kept_runs_are_forgotten_when_the_store_changes(ended: Home, tmp_path: Path) -> None:
-    shutil.copytree(ended.path, tmp_path / "copy")
+def test_kept_runs_are_forgotten_when_the_store_changes(finished: Home, tmp_path: Path) -> None:
+    shutil.copytree(finished.path, tmp_path / "copy")
     home = Home(tmp_path / "copy")
     database = home.path / "mlflow.db"
     expected = plain(chosen(home.tracking_uri).rows)
@@ -313,8 +304,8 @@ def test_kept_runs_are_forgotten_when_the_store_changes(ended: Home, tmp_path: P
         chosen(home.tracking_uri)
 
 
-def test_plain_rows_are_those_of_the_frame(ended: Home) -> None:
-    rows = sweep_rows(ended, "demo")
+def test_plain_rows_are_those_of_the_frame(finished: Home) -> None:
+    rows = sweep_rows(finished, "demo")
     assert len(rows) == 4
     shown = plain(choose(rows).rows)
     expected = to_rows(leaderboard_of(rows))

@@ -26,6 +26,7 @@ from suite.cluster.package import EXCLUDES, check_size, files
 from suite.errors import ClusterError, ConfigError
 from suite.record.folder import Home
 from tests.commands import Suite, suite  # noqa: F401
+from tests.fake_trainer import calls
 from tests.heads import Head, ray_head
 from tests.sweeps import make_roots, toy_sweep
 
@@ -156,10 +157,7 @@ def test_a_submitted_sweep_is_followed_attached_to_stopped_and_taken_up_again(
         and "[3/3]" in out
         and "score" in out
     )
-    calls = [
-        json.loads(text) for text in (place.home.path / "calls.jsonl").read_text().splitlines()
-    ]
-    finished = [call["trial"] for call in calls if call["call"] == "finish" and call["rank"] == 0]
+    finished = [call["trial"] for call in calls(place.home, "finish")]
     assert len(finished) == len(set(finished)) == 3, "every trial ended once"
 
     code, out, _ = suite("status", "--address", place.head.url, "--format", "json")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -37,7 +36,7 @@ from suite.tune.group import Group, GroupFailureError, RunSettings
 from suite.tune.rank import Report
 from suite.tune.searcher import SweepSearcher
 from suite.tune.trainable import TrialTrainable
-from tests.fake_trainer import score_of
+from tests.fake_trainer import calls, score_of
 from tests.sweeps import chosen, decided, run_all, toy_cluster, toy_sweep
 
 ROOT = Path(__file__).parents[1]
@@ -81,12 +80,6 @@ class Recorder(Listener):
 class Broken(Listener):
     def on_epoch(self, spec: TrialSpec, record: EpochRecord) -> None:
         raise RuntimeError("a table that cannot be drawn")
-
-
-def calls(home: Home, call: str = "start") -> list[dict[str, Any]]:
-    path = home.path / "calls.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [c for c in map(json.loads, lines) if c["call"] == call and c["rank"] == 0]
 
 
 def small(**changes: Any) -> Any:
