@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,12 @@ def suite(capsys: pytest.CaptureFixture[str]) -> Suite:
         return int(ended.value.code or 0), captured.out, captured.err
 
     return call
+
+
+def blocks(language: str) -> list[str]:
+    """The blocks of code of a language in docs/adding.md."""
+    text = (ROOT / "docs" / "adding.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def shell(

@@ -22,7 +22,7 @@ from suite.plan.plan import make_plan
 from suite.record.spec import TrialSpec
 from suite.train.by_hand import build_spec
 from suite.train.initial import _prepare
-from tests.commands import ROOT, Suite, suite
+from tests.commands import Suite, blocks, suite
 from tests.tiny import tiny_choice
 
 __all__ = ["suite"]
@@ -33,12 +33,6 @@ TINY = {
     "intermediate_size": 64,
     "vocab_size": 384,
 }
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(
-        rf"```{language}\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL
-    )
 
 
 @pytest.fixture

@@ -24,11 +24,10 @@ from suite.data.source import open_source
 from suite.errors import ConfigError, DataError, UnknownNameError
 from suite.metrics.items import STATISTICS, statistic_of
 from suite.registry import shipped_folder, user_folders
-from tests.commands import Suite, suite
+from tests.commands import Suite, blocks, suite
 from tests.test_cli_run import TINY_SET
 
 __all__ = ["suite"]
-ROOT = Path(__file__).parents[1]
 TASK = """
 TASK = {
     "description": "is a word long",
@@ -370,12 +369,6 @@ def test_yaml_cannot_claim_to_have_code(folder: Path) -> None:
 
 
 # As a user has it
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(
-        rf"```{language}\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL
-    )
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from suite.report.values import (
     brief,
     count,
     duration,
-    energy,
     number,
     score,
     settings,
@@ -38,9 +37,6 @@ __all__ = [
     "column",
     "count",
     "duration",
-    "energy",
-    "fitting",
-    "make_table",
     "number",
     "put",
     "render",
@@ -49,7 +45,6 @@ __all__ = [
     "settings",
     "size",
     "stdout_for_result",
-    "text",
 ]
 
 

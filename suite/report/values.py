@@ -73,9 +73,6 @@ def scale_of(unit: str, values: Iterable[float | None]) -> Scale:
 
 def text(value: Any) -> str:
     """A value as it stands: a dash for what is absent, the items of a list with commas."""
-    if isinstance(value, (set, frozenset)):
-        # A set has no order, but the same value must read the same in every report.
-        value = sorted(value)
     if isinstance(value, (list, tuple)):
         value = ", ".join(map(str, value))
     if value is None or value == "":
