@@ -26,6 +26,8 @@ from suite.errors import ConfigError, OwnCodeError, SuiteError, UnknownNameError
 T = TypeVar("T")
 
 
+PACKAGE = Path(__file__).parent
+"""The folder `suite/`."""
 TASK_FOLDERS = "SUITE_TASKS"
 """Environment variable with folders of task files, separated by `:`. `--tasks DIR` sets it."""
 OWN_MODULES = "suite_user"
@@ -85,11 +87,11 @@ def _folders(variable: str) -> list[Path]:
 
 def shipped_folder(axis: str) -> Path:
     """The folder of this axis that comes with the project."""
-    in_wheel = Path(__file__).parent / "_shipped" / axis
+    in_wheel = PACKAGE / "_shipped" / axis
     if in_wheel.is_dir():
         return in_wheel
     # In a checkout it lies beside the package.
-    return Path(__file__).parents[1] / axis
+    return PACKAGE.parent / axis
 
 
 def yaml_names(axis: str) -> dict[str, Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 
 from suite.backbones.folders import is_hub_id as is_hub_id
 from suite.backbones.folders import local_folder as local_folder
+from suite.config.trust import COMMIT
 from suite.errors import BackboneError, HubUnreachableError
 from suite.files import read_json, sha256
 
@@ -57,8 +57,6 @@ TOKENIZER_FILES = (
 ADAPTER_FILE = "adapter_config.json"
 CODE_FILES = ("*.py",)
 """Downloaded only where the user trusts the checkpoint's code."""
-# a full commit hash; a branch or a tag may move
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def hub_folder(
@@ -81,7 +79,7 @@ def hub_folder(
     """
     try:
         with no_hub_bars():
-            if not local_only and _COMMIT.fullmatch(revision):
+            if not local_only and COMMIT.fullmatch(revision):
                 with suppress(LocalEntryNotFoundError):
                     cached = _snapshot(repo, revision, files, local_only=True)
                     if _is_complete(cached, files):

@@ -14,9 +14,15 @@ import typer
 
 from suite.config.names import DEFAULT_HOME
 from suite.config.space import peft_spaces
-from suite.registry import plug_in_files, shipped_folder, stem_to_name, user_folders, yaml_names
+from suite.registry import (
+    PACKAGE,
+    plug_in_files,
+    shipped_folder,
+    stem_to_name,
+    user_folders,
+    yaml_names,
+)
 
-PACKAGE = Path(__file__).parents[1]
 PLUG_IN = re.compile(r"^    description\b.*=", re.MULTILINE)
 """The class of a method or variant has this line; a helper module beside it does not."""
 Completer = Callable[[str], list[str]]

@@ -27,9 +27,8 @@ from suite.files import keep, kept_folder
 from suite.plan.definition import StoredCells, stored_cells
 from suite.plan.plan import Plan, make_plan
 from suite.plan.resources import DEFAULT_CPU_WORKERS
-from suite.registry import user_folders, yaml_names
+from suite.registry import PACKAGE, user_folders, yaml_names
 
-PACKAGE = Path(__file__).parents[1]
 CODE_AXES = ("petl", "attention", "backbones", "generators")
 LIBRARIES = ("huggingface-hub", "peft", "tokenizers", "torch", "transformers")
 # No check looks at these but at the batch sizes, so that another budget finds the same plan.

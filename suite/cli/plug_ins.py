@@ -18,9 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from suite.registry import plug_in_files, stem_to_name, user_folders
+from suite.registry import PACKAGE, plug_in_files, stem_to_name, user_folders
 
-PACKAGE = Path(__file__).parents[1]
 # Classes of these packages are bases of no method and no variant.
 STRANGERS = {*sys.stdlib_module_names, "peft", "pydantic", "torch", "transformers"}
 PLAIN_STATEMENTS = (

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suite.cli import render
-from suite.cli.options import Format, FormatOption
+from suite.cli.options import Format, FormatOption, split_names
 from suite.cli.render import Column, column, put
 from suite.cli.run import STOPPED
+from suite.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from suite.profiling import ArmProfile, Profile
@@ -145,7 +146,6 @@ def profile(
     anything runs; an arm that would not fit is not tried. Formulas and units: docs/profile.md.
     """
     # torch and DeepSpeed take seconds to import, and `--help` must not wait for them.
-    from suite.cli.options import split_names
     from suite.profiling import choose, estimate_only, measure
     from suite.profiling.setting import make_setting
 
@@ -209,8 +209,6 @@ def check_targets(out: Path | None, figures: Path | None) -> None:
     Raises:
         ConfigError: A file or folder cannot be written.
     """
-    from suite.errors import ConfigError
-
     folders = {f"--out {out}": None if out is None else out.parent, f"--figures {figures}": figures}
     for option, folder in folders.items():
         if folder is None:
@@ -234,8 +232,6 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
     Raises:
         ConfigError: Anything else.
     """
-    from suite.errors import ConfigError
-
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -246,7 +242,6 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
 
 def method_names(text: str) -> list[str]:
     """The methods asked for; `all` is every one that the suite has by name."""
-    from suite.cli.options import split_names
     from suite.petl import methods
 
     # peft's own types are not among them: there are dozens.
@@ -263,7 +258,6 @@ def read_changes(overrides: Sequence[str], names: Sequence[str]) -> dict[str, di
         UnknownNameError: The key's method is not profiled.
     """
     from suite.config.loader import apply_overrides
-    from suite.errors import ConfigError, UnknownNameError
 
     for item in overrides:
         key = item.partition("=")[0]
@@ -286,9 +280,6 @@ def compared(text: str, arms: Sequence[ArmProfile], fmt: Format) -> tuple[str, s
             format holds one table only.
         UnknownNameError: No arm has one of the names.
     """
-    from suite.cli.options import split_names
-    from suite.errors import ConfigError, UnknownNameError
-
     pair = split_names(text)
     if len(pair) != 2:
         raise ConfigError(
@@ -568,10 +559,9 @@ def _interval(row: Mapping[str, Any]) -> str:
 
 
 def write_json(found: Profile, path: Path) -> None:
-    """Write the whole profile as JSON; a reader never sees half a file."""
+    """Write the whole profile as JSON; a reader never sees half a file, even after Ctrl-C."""
     from suite.files import json_bytes, write_atomic
 
-    # A reader must never see half a file, even after Ctrl-C.
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json_bytes(found.model_dump(mode="json")))
     put(f"wrote {path}", err=True)

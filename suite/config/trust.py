@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 OPTION = "--trust-remote-code"
 TRUSTED = "SUITE_TRUST_REMOTE_CODE"
 """The environment variable that holds items `NAME@COMMIT`, one on each line."""
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""A full commit hash; a branch or a tag may move."""
 
 
 def read_trusted(items: Sequence[str]) -> dict[str, str]:
@@ -35,7 +36,7 @@ def read_trusted(items: Sequence[str]) -> dict[str, str]:
     for item in items:
         # from the right, since a folder's name may hold an @
         name, _, commit = item.rpartition("@")
-        if not name or not _COMMIT.fullmatch(commit):
+        if not name or not COMMIT.fullmatch(commit):
             raise ConfigError(
                 f"{OPTION} {item}: expected NAME@COMMIT, with the 40 hexadecimal digits of the "
                 "commit whose code you have read; a branch or a tag may be another tomorrow"
