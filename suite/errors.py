@@ -69,6 +69,11 @@ class ResourceError(SuiteError):
     """A demand for more workers, memory or disk than the machine or cluster can ever give."""
 
 
+def end_of(text: str) -> str:
+    """The last line of an error's text, which says what happened; a traceback stands above it."""
+    return (text.strip().splitlines() or [""])[-1]
+
+
 def gib(size_bytes: float) -> str:
     """Bytes in a message: `1.5 GiB`."""
     return f"{size_bytes / 2**30:.3g} GiB"

@@ -17,7 +17,6 @@ from suite.config.task import (
     QuestionAnsweringTask,
     TaskConfig,
 )
-from suite.data.splits import source_splits
 
 GROUP_ROWS = 3
 SIZES = {"train": 48, "validation": 21, "test": 15}
@@ -29,7 +28,7 @@ def write_rows(task: TaskConfig, root: Path, sizes: Mapping[str, int] = SIZES) -
     """The splits that a task of the hub reads, as parquet files with the hub's column names; `root` again."""
     assert isinstance(task.data, HubData)
     start = 0
-    for split in source_splits(task.splits):
+    for split in task.splits.sources:
         count = sizes.get(split, sizes["validation"])
         path = root / task.data.hub / task.data.config / f"{split}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)

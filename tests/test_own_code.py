@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from suite.export.description import (
     BasePlace,
     Description,
     Format,
-    head_fields,
     read_description,
 )
 from suite.plan.definition import read_plan, store_definition
@@ -306,7 +305,7 @@ def describe(folder: Path, form: Format, base: BasePlace) -> Path:
         base=base,
         base_identity={},
         arm=Arm(backbone=BackboneChoice(name="bert-base", tokenizer="bytes"), method="full"),
-        head=head_fields(head_of("bert")),
+        head=asdict(head_of("bert")),
         dtype="float32",
         task="agreement",
         trial="0" * 16,

@@ -24,7 +24,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from suite.cluster.package import EXCLUDES
-from suite.errors import ClusterError
+from suite.errors import ClusterError, end_of
 
 SWEEP = "suite.sweep"  # keys of a job's metadata
 HOME = "suite.home"
@@ -296,8 +296,8 @@ class JobClient:
                 " `ray dashboard cluster.yaml` or ssh -L 8265:localhost:8265"
             ) from error
         except RuntimeError as error:
-            last_line = str(error).strip().splitlines()[-1]
-            raise ClusterError(f"--address {self.address}: {last_line[:ERROR_CHARS]}") from error
+            why = end_of(str(error))[:ERROR_CHARS]
+            raise ClusterError(f"--address {self.address}: {why}") from error
 
 
 def dashboard_url(address: str) -> str:

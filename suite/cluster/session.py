@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from suite.cluster import network
 from suite.cluster.access import loopback_only, make_token
 from suite.cluster.growth import launcher_file, nodes_to_come
-from suite.errors import ResourceError
+from suite.errors import ResourceError, end_of
 from suite.plan.resources import Node, local_cpus
 from suite.redact import has_password, redact
 
@@ -281,7 +281,7 @@ def ask_nodes(
 
 def last_line(error: RayError) -> str:
     """What happened, without the remote traceback above it."""
-    return redact(str(error).strip().splitlines()[-1])[:ERROR_CHARS]
+    return redact(end_of(str(error)))[:ERROR_CHARS]
 
 
 # ---- this process --------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from suite.config.task import ClassificationTask, LabelTask, PretrainTask, TaskC
 from suite.data.objective import TEMPLATE, Columns, Features, Objective, rows_of
 from suite.data.row_checks import check_ids, check_rows, is_text
 from suite.data.source import Source, open_source
-from suite.data.splits import Part, Rows, SplitName, plan_splits, source_splits
+from suite.data.splits import Part, Rows, SplitName, plan_splits
 from suite.errors import DataError
 from suite.files import make_once, read_json
 
@@ -155,7 +155,7 @@ def read_splits(task: TaskConfig, source: Source) -> dict[str, pa.Table]:
         DataError: `number_labels`, `check_rows`, `check_ids` or `Source.read` raised it.
     """
     tables: dict[str, pa.Table] = {}
-    for split in source_splits(task.splits):
+    for split in task.splits.sources:
         where = f"{source.where}, split {split!r}"
         # first the numbers, since `check_rows` looks at their range
         table = number_labels(source.read(split, task.read_columns), task, where=where)

@@ -28,7 +28,6 @@ from suite.config.task import (
 from suite.config.task_files import TaskCode, code_of
 from suite.data.generators import generators
 from suite.data.generators.base import SPLITS
-from suite.data.splits import source_splits
 from suite.errors import DataError, SuiteError
 from suite.tables import Table, csv_block_bytes, ragged_row
 
@@ -217,7 +216,7 @@ class GeneratedSource(Source):
         )
         self.rows = {}
         # made at once, because `identity` needs the rows, and generators are quick
-        for split in source_splits(task.splits):
+        for split in task.splits.sources:
             if split not in SPLITS:
                 raise DataError(
                     f"{self.where}: no split {split!r}; a generator makes {', '.join(SPLITS)}"
@@ -243,7 +242,7 @@ class FileSource(Source):
         # where code makes the rows, it also makes the labels
         if isinstance(task, LabelTask) and (task.code is None or not task.code.rows):
             self.task = task
-        for split in source_splits(task.splits):
+        for split in task.splits.sources:
             if split not in data.paths:
                 raise DataError(
                     f"task {task.name}: splits names {split!r}, but data has files for "
@@ -273,7 +272,7 @@ class FileSource(Source):
         words = {*(self.task.label.words or ())}
         return all(
             words.issuperset(label_texts(read_file(self.data, split), column))
-            for split in source_splits(self.task.splits)
+            for split in self.task.splits.sources
         )
 
 
@@ -317,7 +316,7 @@ class LocalSource(Source):
     def __init__(self, data: HubData, task: TaskConfig, root: Path) -> None:
         self.where = f"{data.hub} ({data.config})"
         self.names = data.columns
-        self.splits = source_splits(task.splits)
+        self.splits = task.splits.sources
         for part in (data.hub, data.config, *self.splits):
             # a task's file may come from somebody else
             if Path(part).is_absolute() or ".." in Path(part).parts:

@@ -33,11 +33,6 @@ class Part:
     rows: Rows
 
 
-def source_splits(config: SplitConfig) -> list[str]:
-    """The splits of the source that are read."""
-    return config.sources
-
-
 def plan_splits(
     config: SplitConfig,
     sizes: Mapping[str, int],
@@ -51,7 +46,7 @@ def plan_splits(
 
     Args:
         config: How the task makes its splits.
-        sizes: Rows of every source split that `source_splits` names.
+        sizes: Rows of every split of the source in `config.sources`.
         limit: At most so many rows; a smaller limit draws a subset of what a larger one draws.
         where: Task and data set, for errors.
         in_order: Rows are one running text, so a limit takes the first ones.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,11 +71,6 @@ class Description(Record):
 
     def write(self, folder: Path) -> None:
         write_json(folder / FILE, self.model_dump(mode="json"))
-
-
-def head_fields(head: Head) -> dict[str, Any]:
-    """Turn a head into what `Description.head` stores."""
-    return asdict(head)
 
 
 def read_description(folder: Path) -> Description:

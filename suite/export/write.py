@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ from suite.export.adapter import (
 )
 from suite.export.base import found_by_name, reads_plain_text
 from suite.export.card import Facts, write_card
-from suite.export.description import BasePlace, Description, Format, Reading, head_fields
+from suite.export.description import BasePlace, Description, Format, Reading
 from suite.export.load import load_model
 from suite.export.own import place_of_base, write_own
 from suite.export.plain import as_plain
@@ -183,7 +183,7 @@ def _describe(restored: Restored, form: Format, base: BasePlace, *, note: str = 
         base=base,
         base_identity=known,
         arm=_without_paths(spec.arm, resolved.origin),
-        head=head_fields(restored.objective.head),
+        head=asdict(restored.objective.head),
         dtype=dtype,
         task=spec.task.name,
         reading=Reading(

@@ -15,7 +15,7 @@ from ray.tune.experiment import Trial as TuneTrial
 from suite.cluster.session import cluster_nodes
 from suite.cluster.shared import note_epoch
 from suite.disk import os_error_in, said
-from suite.errors import StorageError
+from suite.errors import StorageError, end_of
 from suite.plan.events import Listeners
 from suite.plan.preflight import MIN_FREE_BYTES
 from suite.record.attempts import APART, OUT_OF_MEMORY, PROCESS_DIED, is_given_up
@@ -224,7 +224,7 @@ class SweepCallback(tune.Callback):
 
         The sweep then stops, because further attempts would only use up the retries.
         """
-        last_line = _last_line(error)
+        last_line = end_of(error)
         if DISK_MARK in error:
             self.reason = f"{last_line.rpartition(f'{DISK_MARK}: ')[2]} {AGAIN}"
             return True
@@ -248,7 +248,7 @@ class SweepCallback(tune.Callback):
         if folder.failures() == self._failures.get(spec.hash, []):
             record = FailureRecord(
                 type=PROCESS_DIED,
-                message=_last_line(error)[:MESSAGE_CHARS] or "its process is gone",
+                message=end_of(error)[:MESSAGE_CHARS] or "its process is gone",
                 traceback=error[-TRACEBACK_CHARS:],
                 log_path=str(folder.log(0)),
                 epoch=max((record.epoch for record in folder.epochs()), default=0),
@@ -290,10 +290,6 @@ def _last_error(trial: TuneTrial) -> str:
         return Path(trial.error_file).read_text(errors="replace").rpartition("Failure # ")[2]
     except (OSError, TypeError):
         return ""
-
-
-def _last_line(error: str) -> str:
-    return (error.strip().splitlines() or [""])[-1]
 
 
 def why_paused(error: Exception) -> str:

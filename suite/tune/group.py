@@ -32,6 +32,7 @@ from suite.cluster.host import (
 )
 from suite.config.sweep import FailureConfig, TimeoutConfig
 from suite.disk import fault_of
+from suite.errors import end_of
 from suite.plan.resources import Layout
 from suite.record.attempts import OUT_OF_MEMORY, PREEMPTED, RANK_DIED, TIMEOUT
 from suite.record.folder import TrialFolder
@@ -451,7 +452,7 @@ def in_words(error: Exception) -> str:
     said, _, quoted = str(error).partition("Traceback (most recent call last)")
     if not quoted.strip():
         return said
-    return " ".join([*said.split(), quoted.strip().splitlines()[-1]])
+    return " ".join([*said.split(), end_of(quoted)])
 
 
 def _severity(error: Exception) -> int:

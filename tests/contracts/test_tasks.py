@@ -21,7 +21,6 @@ from suite.config.training import TrainingConfig
 from suite.data.make_objective import make_objective
 from suite.data.objective import Objective
 from suite.data.prepare import Prepared, prepare
-from suite.data.splits import source_splits
 from suite.errors import IncompatibleError
 from suite.metrics.items import STATISTICS, Items, statistic_of
 from tests.rows import CODED, GROUP_ROWS, SIZES, write_rows
@@ -146,7 +145,7 @@ def test_its_splits_follow_its_rule_and_share_no_row(name: str, tmp_path: Path) 
 
 def expected_sizes(task: TaskConfig) -> dict[str, int]:
     """With fewer rows than READ's border, so that its rule halves validation, whole groups at a time."""
-    rows = {split: SIZES.get(split, SIZES["validation"]) for split in source_splits(task.splits)}
+    rows = {split: SIZES.get(split, SIZES["validation"]) for split in task.splits.sources}
     if task.splits.rule == "named":
         return dict(zip(("train", "validation", "test"), rows.values(), strict=True))
     if task.splits.rule == "held-out":
