@@ -326,7 +326,7 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
     assert all(folder.exists() for folder in folders.values())
     make_room(tmp_path, 150, 400)
     assert [folders[used].exists() for used in (1.0, 2.0, 3.0)] == [False, True, True]
-    with pytest.raises(ResourceError, match=r"frozen_states_gib allows 3\.73e-07; raise it"):
+    with pytest.raises(ResourceError, match=r"frozen_states_gib allows 3\.73e-07 GiB; raise it"):
         make_room(tmp_path, 401, 400)
     assert folders[2.0].exists(), "a demand that nothing can meet costs nobody else anything"
 
