@@ -15,9 +15,9 @@ from suite.record.folder import Home
 from suite.record.result import PretrainRecord
 from suite.tracking import sync
 from tests.records import PERPLEXITY, RATES, define, make_result, make_spec, write_trial
-from tests.test_leaderboard import finished, home, rows
+from tests.test_leaderboard import home, rows
 
-__all__ = ["finished", "home"]
+__all__ = ["home"]
 
 PERPLEXITIES = {"mha": 43.0, "sha": 62.0, "mhe-mul": 53.8, "gqa": 50.0}
 
