@@ -45,11 +45,23 @@ from suite.record.result import (
     Status,
     StepTiming,
     TrialResult,
+    ValidityRecord,
 )
 from suite.record.spec import Phase, TrialSpec
 from suite.tracking import open_store, sync
 
 BACKBONE = BackboneChoice(name="tiny-bert")
+GOOD = ValidityRecord(
+    trainable_as_intended=True,
+    output_changed=True,
+    output_start_sha256="a",
+    output_end_sha256="b",
+    loss_fell=True,
+    loss_first=1.0,
+    loss_last=0.5,
+    no_nan=True,
+)
+"""The checks of a trial that nothing speaks against."""
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 RANGE = (1e-6, 3e-3)
 START_S = 1_700_000_000.0

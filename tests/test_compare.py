@@ -26,14 +26,22 @@ from suite.leaderboard.table import leaderboard_of, to_rows
 from suite.plan.definition import read_plan, store_definition
 from suite.record.cells import Cell
 from suite.record.folder import Home, TrialFolder
-from suite.record.result import Status, ValidityRecord
+from suite.record.result import Status
 from suite.report.answer import answer
 from suite.report.data import read
 from suite.report.page import page
 from suite.tracking import sync
 from tests.answers import some_right, write_answers, write_confirmed
 from tests.commands import Suite, suite  # noqa: F401
-from tests.records import define, make_result, make_spec, synced, write_definition, write_trial
+from tests.records import (
+    GOOD,
+    define,
+    make_result,
+    make_spec,
+    synced,
+    write_definition,
+    write_trial,
+)
 
 SHARES = {"full": 0.9, "lora": 0.895, "read": 0.6}
 """How often each method is right: two that cannot be told apart, and one that is worse."""
@@ -327,16 +335,7 @@ def test_no_verdict_rests_on_a_rejected_row_or_on_the_seeds_that_another_one_lef
     tmp_path: Path,
 ) -> None:
     rng = np.random.default_rng(0)
-    nan = ValidityRecord(
-        trainable_as_intended=True,
-        output_changed=True,
-        output_start_sha256="a",
-        output_end_sha256="b",
-        loss_fell=True,
-        loss_first=1.0,
-        loss_last=0.5,
-        no_nan=False,
-    )
+    nan = GOOD.model_copy(update={"no_nan": False})
     changes: dict[str, Any]
     for name, changes, reason in (
         ("nan", {"validity": nan}, "is rejected: seed 1: the output holds"),

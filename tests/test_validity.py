@@ -19,7 +19,6 @@ from suite.leaderboard.fields import Row
 from suite.leaderboard.validity import judge, judge_mean
 from suite.record.cells import Trial, read_cells
 from suite.record.folder import Home
-from suite.record.result import ValidityRecord
 from suite.record.spec import Phase
 from suite.tracking import leaderboard, sync, to_rows
 from suite.train.build import build_model
@@ -27,6 +26,7 @@ from suite.train.probe import digest_of, strays
 from suite.train.running_trial import TrialProgress
 from suite.train.validity import compared_losses
 from tests.records import (
+    GOOD,
     RATES,
     cell_rows,
     make_result,
@@ -37,16 +37,6 @@ from tests.records import (
 from tests.toy import resolved_tiny
 from tests.trained import trained_spec
 
-GOOD = ValidityRecord(
-    trainable_as_intended=True,
-    output_changed=True,
-    output_start_sha256="a",
-    output_end_sha256="b",
-    loss_fell=True,
-    loss_first=1.0,
-    loss_last=0.5,
-    no_nan=True,
-)
 NOW = {"torch": "2.13.0", "transformers": "5.23.0", "ray": "2.60.0"}
 
 
