@@ -199,7 +199,7 @@ def test_a_dry_run_needs_no_network_and_says_what_it_could_not_check(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     # Another test of this process may have been told so already.
-    loading._say_unchecked.cache_clear()
+    loading._say_once.cache_clear()
     sweep = tmp_path / "far.yaml"
     sweep.write_text("name: far\nbackbones: [t5-base]\nmethods: [read]\ntasks: [sst2]\n")
     code, out, _ = suite("run", sweep, "--dry-run", "--home", tmp_path / "h")
@@ -209,7 +209,9 @@ def test_a_dry_run_needs_no_network_and_says_what_it_could_not_check(
     assert code == 2 and "cannot be reached" in err and not (tmp_path / "h" / "trials").exists()
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_before_the_first_trial_says_how_to_go_on(
     suite: Suite,
     tmp_path: Path,
@@ -218,19 +220,17 @@ def test_a_signal_before_the_first_trial_says_how_to_go_on(
     expected: int,
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
-        # A background job, as this test may be, ignores SIGINT.
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
         signal.raise_signal(number)
 
-    before = signal.getsignal(number)
-
+    # Where this test runs under `nohup`, SIGHUP would stay ignored.
+    before = signal.signal(number, signal.SIG_DFL)
     monkeypatch.setattr("suite.tune.driver.run_sweep", interrupted)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/secret.db")
     code, _, err = suite(
         "run", "quickstart", "--home", tmp_path / "my home", "--set", "search.trials=2"
     )
-    assert code == expected and signal.getsignal(number) is before
+    assert signal.signal(number, before) == signal.SIG_DFL
+    assert code == expected
     assert f"suite run quickstart --home '{tmp_path}/my home' --set search.trials=2" in err
     assert "secret" not in err, "what the environment holds is not printed"
 

@@ -15,8 +15,8 @@ import typer
 from suite.cli import render
 from suite.cli.options import Format, FormatOption, split_names
 from suite.cli.render import Column, column, put
-from suite.cli.run import STOPPED
 from suite.errors import ConfigError, UnknownNameError
+from suite.signals import STOPPED
 
 if TYPE_CHECKING:
     from suite.profiling import ArmProfile, Profile

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import signal
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,16 +32,13 @@ from suite.config.names import DEFAULT_HOME
 from suite.config.variables import OPTUNA, given_or_set
 from suite.errors import SuiteError
 from suite.registry import find_sweep
+from suite.signals import EXIT_CODES, Stopped, end_here, on_stop
 
 if TYPE_CHECKING:
     from suite.api import Outcome as Results
     from suite.config.sweep import SweepConfig
     from suite.plan.events import Outcome
     from suite.tracking.follower import Follower
-
-STOPPED = 130
-TERMINATED = 143
-"""Exit codes after Ctrl-C and after SIGTERM, as shells have it."""
 
 
 def run(
@@ -210,7 +204,7 @@ def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Results:
     from suite import api
 
     try:
-        with _sigterm_exits(), render.stdout_for_result():
+        with on_stop(end_here), render.stdout_for_result():
             return api.run(
                 api.Sweep.of(config, where=str(asked.path)),
                 home=asked.home,
@@ -222,23 +216,10 @@ def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Results:
                 insecure=asked.insecure,
                 retry_given_up=retry_given_up,
             )
-    # The driver ends in order while trials run. Before and after, these end it where it is.
-    except KeyboardInterrupt:
-        put(f"\nstopped by Ctrl-C. Go on with: {asked.command}", err=True)
-        raise typer.Exit(STOPPED) from None
-    except SystemExit:
-        put(f"stopped by SIGTERM. Go on with: {asked.command}", err=True)
-        raise typer.Exit(TERMINATED) from None
-
-
-@contextmanager
-def _sigterm_exits() -> Iterator[None]:
-    """Have SIGTERM raise `SystemExit` within the block, so that what is open is closed."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    # The driver ends in order while trials run; before and after, a signal ends it where it is.
+    except Stopped as stopped:
+        put(f"\n{stopped.reason}. Go on with: {asked.command}", err=True)
+        raise typer.Exit(EXIT_CODES[stopped.reason]) from None
 
 
 def _show_leaderboard(config: SweepConfig, asked: Asked, fmt: Format) -> None:
@@ -271,8 +252,6 @@ def _say_how_it_ended(
     config: SweepConfig, outcome: Outcome, asked: Asked, followers: Sequence[Follower]
 ) -> None:
     """Say what went wrong, or what to type next; exit with 1 if anything has no result."""
-    from suite.plan.events import EXIT_CODES
-
     here = shlex.join([*asked.home_option, "--sweep", config.name])
     # Neither cells without a result nor hints matter to somebody who stopped it.
     if outcome.interrupted:

@@ -30,10 +30,11 @@ from suite.cli.options import (
     search_first,
 )
 from suite.cli.render import Column, column, put
-from suite.cli.run import STOPPED, Asked
+from suite.cli.run import Asked
 from suite.errors import ConfigError
 from suite.redact import refuse_password
 from suite.registry import TASK_FOLDERS, find_sweep
+from suite.signals import STOPPED
 
 if TYPE_CHECKING:
     from suite.cluster.jobs import Job, JobClient

@@ -371,7 +371,7 @@ class FailureConfig(Strict):
     grace_s: Annotated[float, Field(ge=0, le=MOST_SECONDS)] = Field(
         30.0,
         description="seconds that running trials have to write a checkpoint when the sweep is "
-        "stopped (Ctrl-C, SIGTERM)",
+        "stopped (Ctrl-C, SIGTERM, SIGHUP)",
     )
 
 

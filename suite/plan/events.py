@@ -13,8 +13,6 @@ from suite.record.result import EpochRecord, FailureRecord, TrialResult
 from suite.record.spec import TrialSpec
 
 log = logging.getLogger(__name__)
-EXIT_CODES = {"stopped by Ctrl-C": 130, "stopped by SIGTERM": 143}
-"""Codes of a driver that was asked to end, as shells have them, by the reason that it gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class Outcome:
         finished: Trials that ended in this run.
         cells: Every cell as it stands.
         failed: Keys of cells without a complete result although the run was not cut short.
-        interrupted: Whether it was cut short (Ctrl-C, full disk, no resources); `reason` says why.
+        interrupted: Whether it was cut short (signal, full disk, no resources); `reason` says why.
         not_measured: Confirmed runs that lm-eval could not measure: folder -> why.
     """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from suite.config.training import Partitioning
 from suite.errors import StorageError
 from suite.plan.cell_state import CellState, read_states
 from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
-from suite.plan.events import EXIT_CODES, Listener, Listeners, Outcome
+from suite.plan.events import Listener, Listeners, Outcome
 from suite.plan.partitioning import (
     USABLE_FRAC,
     Decision,
@@ -53,6 +52,7 @@ from suite.plan.status import CellReport, cell_status
 from suite.record.attempts import asked_again
 from suite.record.folder import Home
 from suite.redact import printable
+from suite.signals import EXIT_CODES, on_stop
 from suite.storage.lease import Lease
 from suite.storage.mirror import Mirror
 from suite.storage.urls import checked_url
@@ -525,28 +525,12 @@ def _remove_scratch(workspace: Workspace, scratch: Path) -> None:
 
 @contextmanager
 def _signals_stop(callback: SweepCallback) -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM end the sweep in order; a second one ends it at once.
+    """Have a signal of `STOPS` end the sweep in order; a second one ends it at once."""
 
-    Batch systems send SIGTERM before they kill.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def stop(number: int, frame: object) -> None:
-        name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-        callback.reason = f"stopped by {name}"
+    def stop(reason: str) -> None:
+        callback.reason = reason
         callback.in_order = True
         restore()  # the second signal meets the handler from before
 
-    for number in before:
-        signal.signal(number, stop)
-    try:
+    with on_stop(stop) as restore:
         yield
-    finally:
-        restore()
