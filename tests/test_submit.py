@@ -442,6 +442,21 @@ def test_a_folder_with_forgotten_data_is_refused_and_the_largest_files_are_named
         check_size(tmp_path, most_bytes=1000)
 
 
+def test_links_that_lead_back_are_named_and_others_are_followed(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    for name in ("a", "b"):
+        (top / name).mkdir(parents=True)
+    (tmp_path / "x").touch()
+    (top / "c").symlink_to(tmp_path / "x")
+    (top / "a" / "to_b").symlink_to(top / "b")
+    assert files(top) == [top / "c"]
+    (top / "b" / "to_a").symlink_to(top / "a")
+    with pytest.raises(ClusterError, match=r"top: a/to_b/to_a links to .*/top/a, in which it lies"):
+        check_size(top)
+    (top / ".rayignore").write_text("to_a\n")
+    assert check_size(top) == 5
+
+
 def test_the_files_that_are_counted_are_those_that_ray_packs(tmp_path: Path) -> None:
     """Ray's walk is private: if it goes or changes, the documentation of `working_dir` says what `files` is to do."""
     from ray._private.runtime_env.packaging import _dir_travel, _get_excludes

@@ -6,7 +6,7 @@ Ray packs all of it, so a forgotten data set is named here and not after an hour
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def check_size(folder: Path, *, most_bytes: int = MOST_BYTES) -> int:
     """The number of bytes that a submission of this folder uploads, before compression.
 
     Raises:
-        ClusterError: More than a cluster should be handed; names the largest files.
+        ClusterError: More than a cluster should be handed; names the largest files. Or as `files`.
     """
     sizes = {path: path.stat().st_size for path in files(folder)}
     total = sum(sizes.values())
@@ -54,19 +54,35 @@ def check_size(folder: Path, *, most_bytes: int = MOST_BYTES) -> int:
 
 
 def files(folder: Path) -> list[Path]:
-    """The files below a folder that Ray packs, by the documented rules for `working_dir`."""
+    """The files below a folder that Ray packs, by the documented rules for `working_dir`.
+
+    Raises:
+        ClusterError: A link leads to a folder that it lies in; Ray would pack it again and again.
+    """
     always = PathSpec.from_lines("gitignore", EXCLUDES)
-    return list(_packed(folder, [(folder, always)]))
+    return list(_packed(folder, [(folder, always)], {}))
 
 
-def _packed(folder: Path, rules: list[tuple[Path, PathSpec[Any]]]) -> Iterator[Path]:
+def _packed(
+    folder: Path, rules: list[tuple[Path, PathSpec[Any]]], above: Mapping[Path, Path]
+) -> Iterator[Path]:
     """Files of a folder and those below, but for what its ignore files or those above it name.
 
     Args:
         folder: Where to look.
         rules: The ignore rules of the folders above, each with the folder that its patterns start
             from.
+        above: The folders above, by where they really lie.
     """
+    place = folder.resolve()
+    if place in above:
+        top = next(iter(above.values()))
+        raise ClusterError(
+            f"--working-dir {top}: {folder.relative_to(top)} links to {above[place]}, in which it"
+            " lies, and Ray would pack it again and again; remove the link, or name it in"
+            " .rayignore"
+        )
+    above = {**above, place: folder}
     names = [".rayignore"]
     if os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1":
         names.append(".gitignore")
@@ -79,6 +95,6 @@ def _packed(folder: Path, rules: list[tuple[Path, PathSpec[Any]]]) -> Iterator[P
         if any(spec.match_file(path.relative_to(base)) for base, spec in rules):
             continue
         if path.is_dir():
-            yield from _packed(path, rules)
+            yield from _packed(path, rules, above)
         elif path.is_file():
             yield path
