@@ -215,6 +215,7 @@ def costly(
     missing: dict[str, str] | None = None,
     *,
     source: str = "nvml",
+    processor: str = "EPYC",
 ) -> None:
     train = PhaseRecord(
         seconds=energy_kwh or 1.0,
@@ -230,6 +231,7 @@ def costly(
             validation_score=score,
             phases={"train": train},
             missing=missing or {},
+            provenance={"device": "cpu", "hardware": {"cpu_model": processor, "gpus": []}},
             started_at=0.0,
             finished_at=1.0,
         )
@@ -326,20 +328,31 @@ def test_an_objective_without_a_value_is_told_with_its_reason(home: Home) -> Non
     )
 
 
-def test_measured_and_estimated_energy_have_no_common_front(home: Home) -> None:
-    plan = planned(search={"trials": 4, "objective": ["score", "energy"]})
+@pytest.mark.parametrize(
+    ("objective", "last", "first_source", "last_source"),
+    [
+        ("energy", ("cpu-time-estimate", "EPYC"), "nvml on EPYC", "cpu-time-estimate on EPYC"),
+        ("energy", ("nvml", "Xeon"), "nvml on EPYC", "nvml on Xeon"),
+        ("time", ("nvml", "Xeon"), "EPYC", "Xeon"),
+    ],
+)
+def test_costs_of_two_meters_or_machines_have_no_common_front(
+    home: Home, objective: str, last: tuple[str, str], first_source: str, last_source: str
+) -> None:
+    plan = planned(search={"trials": 4, "objective": ["score", objective]})
     schedule = TrialQueue(plan, home, slots=1)
     ran = []
-    for source in ("nvml", "nvml", "cpu-time-estimate"):
+    for source, processor in (("nvml", "EPYC"), ("nvml", "EPYC"), last):
         assert schedule.unmeasured() is None
         spec = schedule.next()
         assert spec is not None
-        costly(home, spec, 50.0 + len(ran), 2.0 + len(ran), source=source)
+        cost = 2.0 + len(ran)
+        costly(home, spec, 48.0 + cost, cost, source=source, processor=processor)
         schedule.ended(spec)
         ran.append(spec)
     why = schedule.unmeasured(ran[-1])
-    assert why is not None and why.startswith("search.objective: energy has two sources")
-    assert f"nvml in trial {ran[0].hash} and cpu-time-estimate in trial {ran[2].hash}" in why
+    assert why is not None and why.startswith(f"search.objective: {objective} has two sources")
+    assert f"{first_source} in trial {ran[0].hash} and {last_source} in trial {ran[2].hash}" in why
     assert TrialQueue(plan, home, slots=1).unmeasured() == why
     (entry,) = decided(plan, home).values()
     assert entry["pareto"] == []

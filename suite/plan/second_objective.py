@@ -64,7 +64,7 @@ def costs(trials: Iterable[Trial], objective: str | None) -> dict[int, float] | 
 def unmeasured(trials: Iterable[Trial], objective: str | None) -> str | None:
     """Why the trials of a cell cannot be compared by the second objective; None where they can.
 
-    It is not known of one with a score, or their energy was not measured in one way.
+    It is not known of one with a score, or was measured in two ways.
     """
     if objective is None:
         return None
@@ -79,7 +79,7 @@ def unmeasured(trials: Iterable[Trial], objective: str | None) -> str | None:
             f"({name}: {why}); give the sweep another name and objective: score, or run it in "
             "another home on machines that measure it"
         )
-    return _of_two_sources(scored, objective)
+    return _two_sources(scored, objective)
 
 
 def _scored(trials: Iterable[Trial]) -> list[TrialResult]:
@@ -90,35 +90,43 @@ def _scored(trials: Iterable[Trial]) -> list[TrialResult]:
     return found
 
 
-def _of_two_sources(scored: Sequence[TrialResult], objective: str) -> str | None:
-    """Why there is no front: the energy of some trials has another source than that of others."""
-    if objective != "energy":
-        return None
-    first: TrialResult | None = None
-    for result in scored:
-        if cost(result, objective) is None:
-            continue
-        if first is None:
-            first = result
-        source = result.phases["train"].energy_source
-        before = first.phases["train"].energy_source
+def _two_sources(scored: Sequence[TrialResult], objective: str) -> str | None:
+    """Why there is no front: two costs were not measured in one way; None where all were."""
+    measured = [result for result in scored if cost(result, objective) is not None]
+    for result in measured[1:]:
+        before = _source(measured[0], objective)
+        source = _source(result, objective)
         if source != before:
             return (
-                f"search.objective: energy has two sources in one cell, {before} in trial "
-                f"{first.trial} and {source} in trial {result.trial}, which have no common Pareto "
-                "front; remove the folders of the trials with one of the two, and run the sweep on "
-                "machines with the other, where these trials run again"
+                f"search.objective: {objective} has two sources in one cell, {before} in trial "
+                f"{measured[0].trial} and {source} in trial {result.trial}, which have no common "
+                "Pareto front; remove the folders of the trials with one of the two, and run the "
+                "sweep on machines with the other, where these trials run again"
             )
     return None
 
 
+def _source(result: TrialResult, objective: str) -> str:
+    """The meter of a trial's cost, and the processor or board that it depends on."""
+    # Another machine stores the same tensors.
+    if objective == "memory":
+        return "any machine"
+    hardware = result.provenance.get("hardware", {})
+    machine = str(hardware.get("cpu_model", "an unknown processor"))
+    if result.provenance.get("device") == "cuda":
+        machine = ", ".join(sorted({gpu["name"] for gpu in hardware.get("gpus", [])}))
+    if objective == "energy":
+        return f"{result.phases['train'].energy_source} on {machine}"
+    return machine
+
+
 def pareto(trials: Iterable[Trial], objective: str) -> list[dict[str, float | int]]:
-    """The trials on the front, cheapest first; none where energy was not measured in one way.
+    """The trials on the front, cheapest first; none where the costs have two sources.
 
     No other trial beats them in one of score and cost without losing in the other.
     """
     trials = list(trials)
-    if _of_two_sources(_scored(trials), objective) is not None:
+    if _two_sources(_scored(trials), objective) is not None:
         return []
     points: list[tuple[float, float, Trial]] = []
     for trial in trials:

@@ -46,14 +46,19 @@ class Trial:
         """
         if self.result is None:
             return self
-        # The second objective of a search reads the train phase, so that one stays.
+        # The second objective of a search reads these: what training cost, and on which machine.
         train = {name: phase for name, phase in self.result.phases.items() if name == "train"}
+        machine = {
+            name: fact
+            for name, fact in self.result.provenance.items()
+            if name in ("device", "hardware")
+        }
         rest: dict[str, Any] = {
             "phases": train,
             "epochs": [],
             "scores": {},
             "splits": {},
-            "provenance": {},
+            "provenance": machine,
         }
         rest |= dict.fromkeys(("timing", "parameters", "validity"))
         # `model_copy` does not check the values again, and these come from a checked record.
