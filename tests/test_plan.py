@@ -279,8 +279,9 @@ def test_every_number_of_a_sweep_has_a_least_and_a_most() -> None:
             assert number.keys() & {"maximum", "exclusiveMaximum"}, path
 
 
-def with_a_head(folder: Path) -> None:
-    build(resolve(tiny_choice("bert")), Head("classification", 5)).save_pretrained(folder)
+def with_a_head(folder: Path, labels: int = 5) -> None:
+    head = Head("classification", labels)
+    build(resolve(tiny_choice("bert")), head).save_pretrained(folder)
 
 
 @pytest.mark.parametrize(
@@ -301,6 +302,19 @@ def test_weights_of_a_folder_that_do_not_fit_are_found_before_anything_starts(
     spoil(folder)
     with pytest.raises(ConfigError, match=says):
         planned(backbones=mine)
+
+
+def test_a_head_that_somebody_has_trained_is_told_and_a_masked_one_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "mine"
+    save("bert", folder)
+    mine = [{"name": str(folder), "tokenizer": "bytes"}]
+    assert planned(backbones=mine).cells and not caplog.text
+    with_a_head(folder, 2)
+    assert planned(backbones=mine).cells
+    assert f"{folder} brings a task head (classifier.bias, classifier.weight)" in caplog.text
+    assert "write the folder again without its head" in caplog.text
 
 
 def test_a_method_that_does_not_work_on_a_family_is_refused(tmp_path: Path) -> None:

@@ -56,6 +56,10 @@ _TOKEN_KEYS = frozenset({"pad_token_id", "eos_token_id", "bos_token_id", "decode
 _PLACE_KEYS = frozenset({"cls_token_id", "sep_token_id"})
 UNFIT = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
 """What transformers raises of a configuration with a value that it cannot use."""
+WITHOUT_HEAD = (
+    "write the folder again without its head: "
+    "AutoModel.from_pretrained(FOLDER).save_pretrained(OTHER)"
+)
 # keys of a configuration that the suite sets itself, from the tokenizer or the task
 _RESERVED_KEYS = _TOKEN_KEYS | {
     "architectures",
@@ -221,6 +225,22 @@ def check_weights(resolved: ResolvedBackbone, head: Head) -> None:
             ignore_mismatched_sizes=True,  # as in `_load_model`
         )
     _check_complete(resolved, empty, report)
+    # The others keep the language-model head that came with the weights.
+    if head.kind not in ("text", "masked"):
+        _say_old_head(resolved, empty, report)
+
+
+def _say_old_head(
+    resolved: ResolvedBackbone, model: PreTrainedModel, report: Mapping[str, Any]
+) -> None:
+    """Say where no weight of the task head is new: somebody has trained it."""
+    names = [f"{name}." for name in resolved.family.head_names(model)]
+    weights = {key for key in model.state_dict() if key.startswith(tuple(names))}
+    if weights and weights.isdisjoint(report["missing_keys"]):
+        _say_once(
+            f"{resolved.path} brings a task head ({', '.join(sorted(weights))}): every run starts "
+            f"from it; for a new head, {WITHOUT_HEAD}"
+        )
 
 
 def load_tokenizer(resolved: ResolvedBackbone, *, draft: bool = False) -> PreTrainedTokenizerBase:
@@ -247,7 +267,7 @@ def load_tokenizer(resolved: ResolvedBackbone, *, draft: bool = False) -> PreTra
         if not draft:
             raise
         # a plan can be checked without network; training still needs the real one
-        _say_unchecked(resolved.choice.name, str(error))
+        _say_once(f"not checked: the tokenizer of {resolved.choice.name}, for {error}")
         return draft_bpe()
     _check_vocabulary(resolved, tokenizer, where="")
     if tokenizer.pad_token_id != resolved.config.pad_token_id:
@@ -257,9 +277,9 @@ def load_tokenizer(resolved: ResolvedBackbone, *, draft: bool = False) -> PreTra
 
 
 @cache
-def _say_unchecked(backbone: str, why: str) -> None:
-    """Say what was not checked: once, since a plan is checked in several passes."""
-    log.warning("not checked: the tokenizer of %s, for %s", backbone, why)
+def _say_once(what: str) -> None:
+    """Warn once, since a plan is checked in several passes."""
+    log.warning("%s", what)
 
 
 def identity(resolved: ResolvedBackbone) -> dict[str, str]:
@@ -523,8 +543,7 @@ def _check_complete(
         found = f"{resolved.path}: {key} has shape {tuple(got)}, but"
         if key.startswith(prefixes):
             raise BackboneError(
-                f"{found} the head of this task needs {tuple(expected)}; write the folder again"
-                " without its head: AutoModel.from_pretrained(FOLDER).save_pretrained(OTHER)"
+                f"{found} the head of this task needs {tuple(expected)}; {WITHOUT_HEAD}"
             )
         raise BackboneError(f"{found} the configuration expects {tuple(expected)}")
 
