@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from suite.plan.resources import Layout, Node
     from suite.record.cells import Trial
 
+UNREAD = "unknown before the data are read"
+
 
 def show_plan(
     config: SweepConfig,
@@ -379,7 +381,7 @@ def _lines(cost: dict[str, Any], elsewhere: str) -> list[str]:
     trials = f"{cost['search_trials']} search + {cost['confirm_runs']} confirm runs"
     slots = elsewhere or f"{cost['trials_at_a_time']} at a time"
     at_most = cost["optimizer_steps_at_most"]
-    steps = "unknown before the data are read"
+    steps = UNREAD
     # A public data set of unknown size leaves the whole sum unknown.
     if at_most:
         steps = f"{render.count(at_most)} optimizer steps at most"
@@ -420,7 +422,7 @@ def _weights(laid_out: dict[str, Any] | None) -> str:
 def _computing(cost: dict[str, Any]) -> str:
     hours = cost["device_hours_at_most"]
     stage = cost["device_hours_pretrain"]
-    known = "unknown before the data are read"
+    known = UNREAD
     if hours is not None:
         known = f"at most {_hours(hours)} {cost['device']}-hours"
     if stage:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from suite.config.reference import MEAN
 from suite.errors import ConfigError, TrackingError, UnknownNameError
@@ -35,6 +35,9 @@ from suite.report.table import rows_where, rows_with, rows_without, values_of
 from suite.storage.identity import identity_path
 from suite.tracking.query import leaderboard
 from suite.tracking.rows import read_rows
+
+if TYPE_CHECKING:
+    from suite.tracking.store import Store
 
 Row = dict[str, Any]
 # The most trial folders that are read, which takes some 20 s. Of a larger home MLflow has the whole
@@ -283,7 +286,7 @@ def read(
     uri = resolve_uri(place, tracking_uri)
     store = open_store(uri, create=False)
     if sweep is None:
-        sweep = _only(sorted(store.experiments()))
+        sweep = _only(_sweeps_of(store, place))
     # Rejected rows, too: the report says what was taken out, and why.
     rows = to_rows(leaderboard(uri, sweep=sweep, rejected=True, sort=sort))
     stored = read_rows(store, sweep)
@@ -341,13 +344,16 @@ def sweeps(home: Path | str, tracking_uri: str | None = None) -> list[str]:
     """
     from suite.tracking.store import open_store, resolve_uri
 
-    store = open_store(resolve_uri(Home(Path(home)), tracking_uri), create=False)
+    place = Home(Path(home))
+    return _sweeps_of(open_store(resolve_uri(place, tracking_uri), create=False), place)
+
+
+def _sweeps_of(store: Store, home: Home) -> list[str]:
+    from suite.tracking.store import START
+
     found = sorted(store.experiments())
     if not found:
-        raise TrackingError(
-            f"{home}: no results yet; start with: suite run SWEEP.yaml,"
-            " or suite sync for trials that MLflow does not have"
-        )
+        raise TrackingError(f"{home.path}: no results yet; {START}")
     return found
 
 
@@ -367,8 +373,6 @@ def only_sweep(home: Path | str, sweep: str | None, tracking_uri: str | None = N
 
 
 def _only(names: Sequence[str]) -> str:
-    if not names:
-        raise ConfigError("sweep: the store holds no results yet; start with: suite run")
     if len(names) > 1:
         raise ConfigError(
             f"sweep: the store holds {len(names)} sweeps: {', '.join(names)}; name one"
