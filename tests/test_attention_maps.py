@@ -267,6 +267,7 @@ def test_the_command_writes_numbers_and_figures(suite: Suite, tmp_path: Path) ->
     assert all((tmp_path / "a" / name).read_bytes().startswith(b"\x89PNG") for name in figures)
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_numbers(suite: Suite, tmp_path: Path) -> None:
     choice = (
         "--backbone",

@@ -172,6 +172,7 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_whenever_the_writer_is_killed_the_last_committed_epoch_is_loaded_on_every_rank(
     cut_off: dict[str, Any], ranks: int

@@ -266,6 +266,7 @@ def damages(_number: int, folder: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_damage_is_found_and_said_and_a_kill_leaves_nothing_half(tmp_path: Path) -> None:
     (found,) = on_ranks(damages, tmp_path, world_size=1)
     for (same, made_by, message), (name, _, why) in zip(found, DAMAGES, strict=True):

@@ -135,6 +135,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return numbers_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_lanes_equal_trials_alone_on_two_ranks(case: Case, found: Numbers) -> None:
     expected, results = found[case]

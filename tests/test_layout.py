@@ -88,6 +88,7 @@ print(json.dumps({"heavy": found, "reads": reads, "threads": threading.active_co
 """
 
 
+@pytest.mark.slow
 def test_importing_any_module_does_nothing() -> None:
     """One fresh process imports every module, those first that may load the fewest libraries."""
 

@@ -191,6 +191,7 @@ def check_tracking(home: Home, values: dict[tuple[str, str], float], *, seeds: i
     )
 
 
+@pytest.mark.slow
 def test_a_cell_by_name_is_measured_once(suite: Suite, trained: Any) -> None:
     first = ask(suite, trained, "llama3-8b/pretrained/full/first", "--limit", "3")
     again = ask(suite, trained, "letters:full", "--limit", "3")
@@ -302,6 +303,7 @@ def test_a_run_that_cannot_be_restored_is_reported_and_the_others_are_measured(
     assert {row["seeds"] for row in rows} == {2}
 
 
+@pytest.mark.slow
 def test_an_exported_model_is_measured_as_its_run_was(
     suite: Suite, trained: Any, tmp_path: Path
 ) -> None:

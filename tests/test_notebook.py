@@ -45,6 +45,7 @@ def outputs(notebook: nbformat.NotebookNode, kind: str) -> list[str]:
     return [data[kind] for data in found if kind in data]
 
 
+@pytest.mark.slow
 def test_the_notebook_shows_tables_and_figures(ran: nbformat.NotebookNode) -> None:
     tables = outputs(ran, "text/html")
     assert "adapter" in tables[0] and "cpu-time-estimate" in "".join(outputs(ran, "text/plain"))

@@ -177,6 +177,7 @@ def test_the_lowest_stage_at_which_the_largest_arm_fits_is_taken(
     assert set(asked) == {"full"}, "the largest arm decides for all"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy_roots")
 def test_the_driver_estimates_what_a_small_memory_leaves_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -255,6 +256,7 @@ def auto_spec() -> TrialSpec:
     return make_spec(training=training, world_size=2)
 
 
+@pytest.mark.slow
 def test_every_layout_trains_alike_and_is_recorded(tmp_path: Path) -> None:
     in_processes(trained, [free_port() for _ in LAYOUTS], tmp_path, count=2)
     curves = []

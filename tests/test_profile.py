@@ -140,7 +140,7 @@ def test_gpus_that_do_not_answer_end_the_profile_with_a_message(
         ("t5", 0, "resident", ["full", "read"]),
         ("bert", 2, "resident", ["full", "lora"]),
         pytest.param("t5", 3, "resident", ALL, marks=pytest.mark.slow),
-        ("t5", 3, "partitioned", ["lora"]),
+        pytest.param("t5", 3, "partitioned", ["lora"], marks=pytest.mark.slow),
     ],
 )
 def test_the_estimate_of_the_peak_is_within_a_twentieth_of_what_is_measured(
@@ -244,6 +244,7 @@ def measured() -> list[ArmProfile]:
         return list(measure([*pair, misfit, large], shapes).arms)
 
 
+@pytest.mark.slow
 def test_arms_are_measured_and_those_that_do_not_go_together_say_why(
     measured: list[ArmProfile],
 ) -> None:

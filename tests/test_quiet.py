@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from suite.record.folder import Home
 from tests.commands import ROOT
 from tests.trained import trained_spec, write_trained
@@ -47,11 +49,13 @@ def said(program: str, *args: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_an_export_and_its_answers_do_not_tell_that_there_is_no_gpu(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     write_trained(home, trained_spec("lora", "bert"))
     assert "accelerator" not in said(EXPORT, str(home.path), str(tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_a_group_in_a_notebook_shows_neither_a_linkers_errors_nor_that_there_is_no_gpu() -> None:
     assert said(GROUP) == ""

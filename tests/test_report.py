@@ -794,6 +794,7 @@ def test_a_table_that_is_cut_in_a_document_says_so(report: Report) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_large_sweep_is_capped_and_says_so(report: Report) -> None:
     rows = [
         {

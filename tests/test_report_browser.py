@@ -28,7 +28,10 @@ CHROMIUM = next(
     ),
     None,
 )
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH"),
+]
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

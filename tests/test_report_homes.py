@@ -55,6 +55,7 @@ def ids(homes: list[Home]) -> list[str]:
     return sorted(home_id(home) for home in homes)
 
 
+@pytest.mark.slow
 def test_no_sentence_compares_an_arm_with_one_of_another_home(
     report: Report, ids: list[str]
 ) -> None:

@@ -190,10 +190,10 @@ def test_a_mean_at_the_end_of_the_scale_has_no_interval() -> None:
     [
         ("accuracy", 1, 200, 0.0),
         ("accuracy", 3, 200, 0.0),
-        ("accuracy", 3, 200, 0.5),
+        pytest.param("accuracy", 3, 200, 0.5, marks=pytest.mark.slow),
         ("f1", 3, 200, 0.15),
-        ("accuracy", 5, 200, 0.3),
-        ("f1", 5, 200, 0.0),
+        pytest.param("accuracy", 5, 200, 0.3, marks=pytest.mark.slow),
+        pytest.param("f1", 5, 200, 0.0, marks=pytest.mark.slow),
         ("perplexity", 3, 150, 1.0),
     ],
 )

@@ -82,6 +82,7 @@ def test_a_pull_that_fails_leaves_the_old_file_and_no_other(
     assert kept.read_bytes() == b"old" and os.listdir(kept.parent) == ["file"]
 
 
+@pytest.mark.slow
 def test_of_twenty_who_create_a_key_exactly_one_wins(storage: Storage) -> None:
     for round_ in range(5):
         start, won = threading.Barrier(20), []

@@ -59,7 +59,10 @@ def server(database: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield running
 
 
-@pytest.fixture(params=["sqlite", "postgresql", pytest.param("server", marks=pytest.mark.slow)])
+SERVED = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("postgresql", "server")]
+
+
+@pytest.fixture(params=["sqlite", *SERVED])
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store with no sweep of the test's name in it."""
     return store_of(request, request.param, tmp_path)
@@ -195,6 +198,7 @@ def test_a_wrong_password_is_said_and_not_shown(database: Postgres) -> None:
     assert "marked-secret" not in f"{caught.value}"
 
 
+@pytest.mark.slow
 def test_drivers_that_meet_at_an_empty_database_make_its_tables_once(database: Postgres) -> None:
     uri = database.database("fresh")
     ended = meet(uri, drivers=2)
@@ -223,7 +227,7 @@ def test_sqlite_on_a_network_file_system_is_refused_for_writing_only(
     assert len(leaderboard(resolve_uri(home))) == 1
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", ["sqlite", SERVED[0]])
 def test_the_latest_value_of_a_metric_is_that_of_the_highest_step_however_it_came(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -313,7 +317,7 @@ def artifacts(uri: str, sweep: str, trial: str) -> list[str]:
     return sorted(file.path for file in store.client.list_artifacts(run.id))
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "journal"])
+@pytest.fixture(params=["sqlite", SERVED[0], "journal"])
 def studies(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty Optuna storage."""
     if request.param == "postgresql":

@@ -479,6 +479,7 @@ def test_the_files_that_are_counted_are_those_that_ray_packs(tmp_path: Path) -> 
     assert set(files(tmp_path)) == {path for path in packed if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_driver_on_this_machine_is_stopped_by_the_name_of_its_sweep(
     tmp_path: Path,
     suite: Suite,  # noqa: F811

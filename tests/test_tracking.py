@@ -255,6 +255,7 @@ class FailingStore(Store):
         self._counted("mark", *args, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_sync_cut_off_at_any_call_is_completed_by_the_next_without_duplicates(
     tmp_path: Path, empty_db: Path, after: bool

@@ -226,6 +226,7 @@ def test_a_trial_that_began_anew_has_a_new_run_with_its_own_curve(home: Home, en
     assert_each_once(home.tracking_uri, home)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_driver_killed_at_any_request_doubles_no_run_and_no_point(
     home: Home, empty_db: Path, after: bool

@@ -129,6 +129,7 @@ def test_a_database_of_another_mlflow_is_refused_and_left_as_it_is(tmp_path: Pat
             open_store(f"sqlite:///{path}", create=create)
 
 
+@pytest.mark.slow
 def test_a_database_that_was_deleted_is_made_anew_by_the_process_that_had_it_open(
     tmp_path: Path,
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_reader_makes_no_tables(tmp_path: Path) -> None:
     assert (tmp_path / "mlflow.db").stat().st_size == 0
 
 
+@pytest.mark.slow
 def test_processes_that_open_a_fresh_database_together_all_succeed(tmp_path: Path) -> None:
     # MLflow by itself would make a folder `a%3Fb` beside it.
     uri = Home(tmp_path / "a?b").tracking_uri
@@ -169,6 +171,7 @@ command.upgrade(_get_alembic_config(middle), "7ac759974ad8")
 """
 
 
+@pytest.mark.slow
 def test_a_database_whose_tables_were_never_finished_is_kept_aside_and_made_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

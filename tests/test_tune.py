@@ -158,6 +158,7 @@ def test_a_rank_that_dies_and_one_that_hangs_cost_an_attempt_each_and_no_epoch(
     assert died.message.endswith("as after SIGKILL; by whom is unknown")
 
 
+@pytest.mark.slow
 def test_a_trial_that_keeps_failing_is_reported_and_the_sweep_goes_on(
     home: Home, data_root: Path
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_trial_that_keeps_failing_is_reported_and_the_sweep_goes_on(
     )
 
 
+@pytest.mark.slow
 def test_a_trials_own_end_is_a_result_and_is_not_tried_again(home: Home, data_root: Path) -> None:
     (home.path / "fault-bug").write_text("any")
     choice = {"name": "full", "learning_rate": {"low": 0.1, "high": 1.0}}
@@ -234,6 +236,7 @@ def test_a_contest_of_architectures_with_the_edge_guard_runs_through(
     ).ok and not again.named("trial")
 
 
+@pytest.mark.slow
 def test_a_pruned_trial_ends_early_and_is_done(home: Home, data_root: Path) -> None:
     choice = {"name": "full", "learning_rate": {"low": 1e-6, "high": 1e-4}}
     config = small(methods=[choice], search={"trials": 3, "sampler": "grid", "pruner": "asha"})
@@ -269,6 +272,7 @@ def lanes_of_read(**changes: Any) -> Any:
     return small(**{"methods": ["read"], "search": search} | changes)
 
 
+@pytest.mark.slow
 def test_trials_side_by_side_end_each_with_its_own_result(home: Home, data_root: Path) -> None:
     recorder = Recorder()
     wide = {"name": "read", "learning_rate": {"low": 1e-4, "high": 10.0}}
@@ -359,6 +363,7 @@ def test_a_lane_that_fails_by_itself_costs_the_others_no_attempt(home: Home) -> 
     assert not any(home.trial(spec).failures() for spec in specs)
 
 
+@pytest.mark.slow
 def test_a_weak_lane_is_pruned_and_the_others_go_on(home: Home, data_root: Path) -> None:
     choice = {"name": "read", "learning_rate": {"low": 1e-6, "high": 1e-4}}
     config = lanes_of_read(
@@ -377,6 +382,7 @@ def test_a_weak_lane_is_pruned_and_the_others_go_on(home: Home, data_root: Path)
     }
 
 
+@pytest.mark.slow
 def test_an_objective_that_is_not_measured_halts_the_sweep_and_loses_nothing(
     home: Home, data_root: Path
 ) -> None:
@@ -471,6 +477,7 @@ def test_fewer_rows_than_a_batch_are_an_error_before_any_worker(
     assert not calls(home)
 
 
+@pytest.mark.slow
 def test_a_group_is_replaced_when_it_grew_served_its_time_or_died(home: Home) -> None:
     config = small()
     plan = make_plan(config, where="toy")
