@@ -11,15 +11,16 @@ import torch
 
 from suite.backbones.heads import Head
 from suite.backbones.weights import cast_weights
+from suite.config import precision
+from suite.config.precision import precision_of
 from suite.config.training import TrainingConfig
 from suite.profiling.batches import training_batch
 from suite.record.folder import Home
 from suite.storage.workspace import Workspace
-from suite.train import precision
 from suite.train.build import build_model
 from suite.train.linear import PartitionedLinear
 from suite.train.loop import Trainer
-from suite.train.precision import autocast_forwards, precision_of
+from suite.train.precision import autocast_forwards
 from suite.train.process_group import free_port
 from tests.ranks import in_processes
 from tests.test_loop import TRAINING, make_spec, run

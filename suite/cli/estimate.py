@@ -49,7 +49,12 @@ def show_plan(
     from suite.cli.kept_plan import checked_plan
     from suite.plan.cell_state import read_states
     from suite.plan.definition import check_definition, known_plan
-    from suite.plan.preflight import check_home, check_local_data, check_records
+    from suite.plan.preflight import (
+        check_home,
+        check_local_data,
+        check_records,
+        warn_of_other_runs,
+    )
 
     place = Home(home)
     check_home(place)
@@ -74,6 +79,7 @@ def show_plan(
     check_definition(plan, place)
     states = read_states(plan, place)
     check_records(states)
+    warn_of_other_runs(config.training, states, None if layout is None else layout.device)
     check_local_data(plan, data_root=data_root)
     cells = cell_rows(plan)
     cost = estimate(plan, work, states=states, layout=layout)

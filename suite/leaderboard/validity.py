@@ -10,19 +10,8 @@ from typing import Any
 
 from suite.config.hashing import canonical_json
 from suite.record.cells import Trial
+from suite.record.provenance import COMPARED_VERSIONS
 from suite.record.result import TrialResult
-
-COMPARED_VERSIONS = (
-    "petl-suite",
-    "torch",
-    "transformers",
-    "deepspeed",
-    "datasets",
-    "tokenizers",
-    "peft",
-    "numpy",
-)
-"""Packages that can change a number; Ray, Optuna and MLflow cannot."""
 
 
 def judge(confirmed: Sequence[Trial], search: Sequence[Trial]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -9,12 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from suite.config.precision import precision_of
 from suite.config.sweep import BackboneChoice, SweepConfig
 from suite.config.task import FileData, HubData, TaskConfig
+from suite.config.training import TrainingConfig
 from suite.errors import ConfigError, ResourceError, no_room_for_states
 from suite.plan.cell_state import CellState
 from suite.plan.plan import Plan, objectives, pretrain_objective
 from suite.record.folder import Home
+from suite.record.provenance import COMPARED_VERSIONS, versions
 from suite.record.result import MEND
 
 if TYPE_CHECKING:
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from suite.data.objective import Objective
     from suite.data.prepare import Prepared
 
+log = logging.getLogger(__name__)
 MIN_FREE_BYTES = 256 * 2**20
 
 
@@ -85,6 +90,45 @@ def check_records(states: Mapping[str, CellState]) -> None:
                 found[result.damaged] = None
     if found:
         raise ConfigError("\n".join([*found, f"nothing was run; {MEND}"]))
+
+
+def warn_of_other_runs(
+    training: TrainingConfig, states: Mapping[str, CellState], device: str | None
+) -> None:
+    """Say what of this environment differs from that of the runs which the sweep goes on from.
+
+    The leaderboard rejects a row with runs of both.
+
+    Args:
+        training: Of the sweep.
+        states: Its cells.
+        device: "cuda" or "cpu"; None = not known yet, so the precision is not either.
+    """
+    differ: dict[str, None] = {}
+    now = versions()
+    for state in states.values():
+        # Nothing is added to it.
+        if state.status.is_over:
+            continue
+        for trial in state.trials:
+            result = trial.result
+            if result is None or result.score is None:
+                continue
+            then = result.provenance.get("versions") or {}
+            for package in COMPARED_VERSIONS:
+                if then.get(package) not in (None, now[package]):
+                    differ[f"{package} {then[package]} (here {now[package]})"] = None
+            if device is None or result.precision is None:
+                continue
+            precision = precision_of(training, device)
+            if result.precision != precision:
+                differ[f"precision {result.precision} (here {precision})"] = None
+    if differ:
+        log.warning(
+            "runs of this sweep had %s; a row with runs of both is rejected: go on with what they "
+            "had, or give the sweep another name",
+            ", ".join(differ),
+        )
 
 
 def check_data(plan: Plan, *, cache: Path, data_root: Path | None) -> None:

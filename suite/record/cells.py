@@ -46,19 +46,20 @@ class Trial:
         """
         if self.result is None:
             return self
-        # The second objective of a search reads these: what training cost, and on which machine.
+        # The second objective of a search reads what training cost, and on which machine; the
+        # checks before a start read the versions.
         train = {name: phase for name, phase in self.result.phases.items() if name == "train"}
-        machine = {
+        environment = {
             name: fact
             for name, fact in self.result.provenance.items()
-            if name in ("device", "hardware")
+            if name in ("device", "hardware", "versions")
         }
         rest: dict[str, Any] = {
             "phases": train,
             "epochs": [],
             "scores": {},
             "splits": {},
-            "provenance": machine,
+            "provenance": environment,
         }
         rest |= dict.fromkeys(("timing", "parameters", "validity"))
         # `model_copy` does not check the values again, and these come from a checked record.

@@ -9,29 +9,29 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = (
+COMPARED_VERSIONS = (
+    "petl-suite",
     "torch",
-    "deepspeed",
     "transformers",
+    "deepspeed",
     "datasets",
-    "peft",
-    "optuna",
-    "ray",
-    "mlflow",
     "tokenizers",
+    "peft",
     "numpy",
 )
+"""Packages that can change a number, so that all runs of a row need the same."""
+PACKAGES = (*COMPARED_VERSIONS, "optuna", "ray", "mlflow")
 
 
 # Versions and revision do not change while a process runs, and every trial asks for them.
 @functools.cache
 def versions() -> dict[str, str | None]:
-    """The versions of Python and of every package that can change a number.
+    """The versions of Python and of `PACKAGES`.
 
     A package that is not installed has None.
     """
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in ("petl-suite", *PACKAGES):
+    for package in PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from suite.config.precision import precision_of
 from suite.config.training import TrainingConfig
 from suite.errors import IncompatibleError
-from suite.train.precision import precision_of
 
 LIVE_ELEMENTS = 10**9
 """Gathered elements that ZeRO-3 keeps for their next use instead of gathering them again."""

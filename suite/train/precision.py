@@ -1,4 +1,4 @@
-"""Choose the precision of a trial for the processor it got, and autocast its forwards.
+"""Autocast the forwards of an arm.
 
 Autocast keeps fp32 weights, gradients and optimizer states, and multiplies matrices in bf16. It is
 entered in the forward of an arm and of every transformers model inside of it, because generation
@@ -7,44 +7,12 @@ calls an encoder by itself. Autograd then runs each backward in the precision of
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
-
-from suite.config.training import Precision, TrainingConfig
-
-CPU_INFO = Path("/proc/cpuinfo")
-FAST_BF16 = {"amx_bf16", "avx512_bf16"}
-"""Flags of x86 processors that multiply bf16 faster than fp32; others only emulate it."""
-
-
-def precision_of(training: TrainingConfig, device: str) -> Precision:
-    """What `training.precision` means on this host: "auto" depends on the device."""
-    if training.precision != "auto":
-        return training.precision
-    if device == "cuda":
-        return "bf16"
-    if has_fast_bf16():
-        return "bf16-autocast"
-    return "fp32"
-
-
-def has_fast_bf16() -> bool:
-    """Whether this host's processor multiplies matrices of bf16 in hardware."""
-    try:
-        text = CPU_INFO.read_text()
-    # Only Linux has the file, and the processors of other systems have none of the flags.
-    except OSError:
-        return False
-    for line in text.splitlines():
-        name, _, flags = line.partition(":")
-        if name.strip() == "flags":
-            return not FAST_BF16.isdisjoint(flags.split())
-    return False
 
 
 def autocast_forwards(model: nn.Module, device: str) -> None:

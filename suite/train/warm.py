@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from suite.attention.counts import AttentionCount, count_attention
 from suite.backbones.loading import ResolvedBackbone, identity, load_tokenizer
 from suite.backbones.weights import cast_weights
+from suite.config.precision import precision_of
 from suite.config.training import Precision
 from suite.data.make_objective import objective_of
 from suite.data.objective import Objective
@@ -36,7 +37,7 @@ from suite.train.engine_config import uses_bf16
 from suite.train.fingerprint import frozen_fingerprint
 from suite.train.frozen_states import KeptStates, keep_states
 from suite.train.initial import initial_model
-from suite.train.precision import autocast_forwards, precision_of
+from suite.train.precision import autocast_forwards
 from suite.train.probe import Probe, probe, strays
 from suite.train.process_group import all_agree, gather_objects
 from suite.train.shards import shard_name, stored_buffers, write_whole

@@ -43,7 +43,7 @@ from suite.plan.partitioning import (
     settle,
 )
 from suite.plan.plan import Plan, make_plan
-from suite.plan.preflight import check_data, check_home, check_records
+from suite.plan.preflight import check_data, check_home, check_records, warn_of_other_runs
 from suite.plan.pruning import Pruning
 from suite.plan.queue import TrialQueue
 from suite.plan.resources import Layout, Node, lay_out
@@ -151,6 +151,7 @@ def run_sweep(
                 check_interface(layout.interface)
             store_definition(plan, home)
             mirror.push_definition(config.name)
+            warn_of_other_runs(config.training, states, layout.device if address is None else None)
             if address is None:
                 check_measurable(config.search.second, layout.device, where=where)
             # Asked for once at most, because GPUs take seconds to answer.

@@ -1,0 +1,63 @@
+"""What is said of a sweep before its first worker starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from suite.config import precision as host
+from suite.plan.cell_state import read_states
+from suite.plan.plan import make_plan
+from suite.plan.preflight import warn_of_other_runs
+from suite.plan.queue import TrialQueue
+from suite.record.folder import Home
+from suite.record.provenance import versions
+from tests.records import make_result, write_trial
+from tests.sweeps import toy_roots, toy_sweep
+
+__all__ = ["toy_roots"]
+pytestmark = pytest.mark.usefixtures("toy_roots")
+
+
+@pytest.mark.parametrize(
+    ("torch", "precision", "says"),
+    [
+        (versions()["torch"], "fp32", ""),
+        ("1.0", "fp32", f"runs of this sweep had torch 1.0 (here {versions()['torch']}); a row"),
+        (None, "bf16-autocast", "had precision bf16-autocast (here fp32); a row with runs of both"),
+    ],
+)
+def test_runs_of_another_environment_are_named_before_a_row_is_lost(
+    torch: str | None,
+    precision: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(host, "has_fast_bf16", lambda: False)
+    home = Home(tmp_path)
+    plan = make_plan(toy_sweep(methods=["full"]), where="toy.yaml")
+    spec = TrialQueue(plan, home, slots=1).next()
+    assert spec is not None
+    environment = {"versions": {"torch": torch, "ray": "1.0"}}
+    write_trial(home, spec, make_result(spec, provenance=environment, precision=precision))
+    warn_of_other_runs(plan.config.training, read_states(plan, home), "cpu")
+    assert says in caplog.text and bool(says) == bool(caplog.text)
+
+
+def test_a_cell_to_which_nothing_is_added_may_be_of_another_environment(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = Home(tmp_path)
+    plan = make_plan(
+        toy_sweep(methods=["full"], search={"trials": 1}, confirm={"seeds": [1]}), where="toy.yaml"
+    )
+    queue = TrialQueue(plan, home, slots=1)
+    while spec := queue.next():
+        old = {"versions": {"torch": "1.0"}}
+        write_trial(home, spec, make_result(spec, provenance=old))
+        queue.ended(spec)
+    warn_of_other_runs(plan.config.training, read_states(plan, home), None)
+    assert not caplog.text
