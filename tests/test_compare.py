@@ -177,10 +177,10 @@ def test_a_row_that_is_not_shown_to_learn_has_the_baseline_beside_its_score(
     show(home.tracking_uri, fmt=Format.MD)
     out = capsys.readouterr().out
     lines = {line.split(" | ")[0].strip("| "): line for line in out.splitlines()}
-    place = lines["method"].split(" | ").index("majority-class baseline")
+    place = lines["method"].split(" | ").index("constant-answer baseline")
     assert lines["bitfit"].split(" | ")[place] == "50.0", "it is not significantly better"
     assert lines["full"].split(" | ")[place] == "-"
-    assert "majority-class baseline: the best score of an answer that is the same" in out
+    assert "constant-answer baseline: the best score of an answer that is the same" in out
     found = {row["method"]: row for row in board(home)}
     assert found["full"]["constant_score"] == found["bitfit"]["constant_score"] == 50.0
     assert found["full"]["constant_p"] < 0.01 and found["bitfit"]["constant_p"] > 0.05

@@ -168,7 +168,7 @@ def test_without_ranks_the_answer_says_that_nothing_was_tested(report: Report) -
     )
 
 
-def test_arms_that_are_not_shown_to_learn_are_named_beside_the_majority_class_baseline(
+def test_arms_that_are_not_shown_to_learn_are_named_beside_the_constant_answer_baseline(
     report: Report,
 ) -> None:
     def learning(*methods: str) -> Report:
@@ -181,16 +181,16 @@ def test_arms_that_are_not_shown_to_learn_are_named_beside_the_majority_class_ba
         return replace(report, rows=rows)
 
     every, some, none = learning("full", "lora", "read"), learning("full"), learning()
-    assert "majority-class baseline" not in said(every)
-    better = "significantly better than the majority-class baseline (5.0):"
+    assert "constant-answer baseline" not in said(every)
+    better = "significantly better than the constant-answer baseline (5.0):"
     where = f"On agreement these arms are not {better} "
     assert re.search(
         re.escape(where) + r"\w+ \([\d.]+, 3 seeds\) and \w+ \([\d.]+, 3 seeds\)\.", said(some)
     )
     assert f"On entailment no arm is {better}" in said(none)
     shown = tables.leaderboard_columns(some)
-    assert {"majority-class baseline", "shown to learn"} <= {column.head for column in shown}
-    (column,) = [column for column in shown if column.head == "majority-class baseline"]
+    assert {"constant-answer baseline", "shown to learn"} <= {column.head for column in shown}
+    (column,) = [column for column in shown if column.head == "constant-answer baseline"]
     assert {column.show(row) for row in some.rows if row["method"] == "full"} == {"-"}
     assert {column.show(row) for row in some.rows if row["method"] == "lora"} == {"5.0", "-"}
     (column,) = [column for column in shown if column.head == "shown to learn"]

@@ -524,7 +524,7 @@ class Row:
         meaning="commit of the code that the backbone's checkpoint brought; null = it brought none",
     )
     constant_score: float | None = number(
-        "majority-class baseline",
+        "constant-answer baseline",
         unit="percent",
         average=Average.SCORE,
         report=True,

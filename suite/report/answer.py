@@ -316,7 +316,7 @@ def _not_shown_to_learn(report: Report) -> list[Sentence]:
                 who = "no arm is"
             baseline = values.score(alike[0]["constant_score"])
             head = (
-                f"{where[0].upper()}{where[1:]} {who} significantly better than the majority-class"
+                f"{where[0].upper()}{where[1:]} {who} significantly better than the constant-answer"
                 f" baseline ({baseline}):"
             )
             found.append(Sentence(head, f"{listed(_with_score(report, row) for row in alike)}."))

@@ -191,7 +191,7 @@ def _extra_columns(report: Report) -> list[Column]:
             words(
                 BY_NAME["shown_to_learn"].title,
                 values.shown_to_learn,
-                "significantly better than the majority-class baseline by a paired test, corrected"
+                "significantly better than the constant-answer baseline by a paired test, corrected"
                 " over the task's arms",
             )
         )

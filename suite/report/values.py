@@ -186,7 +186,7 @@ def rank(row: Mapping[str, Any], *, short: bool = False) -> str:
 
 
 def shows_baseline(row: Mapping[str, Any]) -> bool:
-    """Whether a row of a table needs the majority-class baseline beside its score.
+    """Whether a row of a table needs the constant-answer baseline beside its score.
 
     A row that is shown to learn does not need it, and a mean row is not tested against one.
     """
@@ -195,7 +195,7 @@ def shows_baseline(row: Mapping[str, Any]) -> bool:
 
 
 def baseline(row: Mapping[str, Any]) -> str:
-    """The majority-class baseline, where a row is not significantly better."""
+    """The constant-answer baseline, where a row is not significantly better."""
     if not shows_baseline(row):
         return MISSING
     return score(row["constant_score"])
