@@ -106,10 +106,13 @@ def test_a_choice_learns_from_the_trials_of_another() -> None:
     assert abs(math.log10(found.rate / 2e-4)) < 0.3, "one trial of its own, at the others' best"
 
 
-def test_a_choice_that_fails_says_little_of_one_that_does_well_at_the_same_rates() -> None:
+@pytest.mark.parametrize("score", [None, 50.0], ids=["no score", "chance"])
+def test_a_choice_that_fails_says_little_of_one_that_does_well_at_the_same_rates(
+    score: float | None,
+) -> None:
     good = {1e-5: 70.0, 1e-4: 80.0, 6e-4: 88.0}
     scored = [Observation(Candidate(rate, (0,)), score) for rate, score in good.items()]
-    failed = [Observation(Candidate(rate, (1,)), None) for rate in (5e-4, 1e-3)]
+    failed = [Observation(Candidate(rate, (1,)), score) for rate in (5e-4, 1e-3)]
 
     model = CurveModel(1e-6, 3e-3, [*scored, *failed], levels=[(0,), (1,)])
 
@@ -117,6 +120,18 @@ def test_a_choice_that_fails_says_little_of_one_that_does_well_at_the_same_rates
     assert chosen.levels == (0,)
     assert chosen.rate == pytest.approx(6e-4, rel=0.3)
     assert mean == pytest.approx(88.0, abs=1.5)
+
+
+@pytest.mark.parametrize("bad", [84.0, 70.0, 50.0])
+def test_of_a_bad_choice_is_expected_what_it_gave(bad: float) -> None:
+    """Large gaps count by their logarithm in the fit; of 50 beside 90, 77 was expected."""
+    trials = []
+    for rate, loss in ((1e-4, 1.0), (3e-4, 0.0), (1e-3, 1.0)):
+        for choice, score in enumerate((90.0, 89.0, bad)):
+            trials.append(Observation(Candidate(rate, (choice,)), score - loss))
+    model = CurveModel(LOW, HIGH, trials, levels=[(0,), (1,), (2,)])
+    expected = [model.best((choice,))[1] for choice in range(3)]
+    assert expected == pytest.approx([90.0, 89.0, bad], abs=1.0)
 
 
 def test_a_hint_that_the_trials_contradict_loses_its_weight() -> None:

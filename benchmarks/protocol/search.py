@@ -52,6 +52,7 @@ class Searched:
         noise: Standard deviation of what a trial's score adds to the truth, points.
         rng: Draws the noise.
         method: Whose rounds of lanes it has.
+        fallen: Score of a trial at a rate that diverges; None = it has none.
         search: Keys of the sweep's `search`.
     """
 
@@ -63,8 +64,10 @@ class Searched:
         rng: np.random.Generator,
         *,
         method: str = "lora",
+        fallen: float | None = None,
         **search: Any,
     ) -> None:
+        self.fallen = fallen
         self.curves = curves
         self.noise = noise
         self.rng = rng
@@ -107,6 +110,8 @@ class Searched:
             fields: dict[str, Any] = {"status": Status.DIVERGED, "score": None}
             if x <= curve.diverges:
                 fields = {"status": Status.COMPLETED, "score": curve.score(x) + error}
+            elif self.fallen is not None:
+                fields = {"status": Status.COMPLETED, "score": self.fallen}
             result = TrialResult(trial=spec.hash, started_at=0, finished_at=1, **fields)
             self.state.add(Trial(folder, spec, result))
         return self
@@ -290,20 +295,24 @@ def print_architectures(folder: Path, repeats: int) -> None:
 def print_failing(folder: Path, repeats: int) -> None:
     """Three architectures in one study, of which one fails from the middle of the range, or always.
 
-    The search need not know which one fails: what it finds of the others is what counts.
+    The search need not know which one fails: what it finds of the others is what counts. A trial
+    that fails has no score, or the constant answer's.
     """
-    _head("noise", "trials", "none fails", "one fails beyond the middle", "one always fails")
+    middle = (LOW + HIGH) / 2
+    cases = ((math.inf, None), (middle, None), (-math.inf, None), (middle, 50.0), (-math.inf, 50.0))
+    _head("noise", "trials", "none", "beyond the middle", "always", "50 beyond", "always 50")
     for noise in NOISES:
         for budget in (8, 12):
             cells = []
-            for limit in (math.inf, (LOW + HIGH) / 2, -math.inf):
+            for limit, fallen in cases:
                 found = []
                 for n, shape, curve in made(repeats):
                     curves = siblings(curve, np.random.default_rng([21, n, SHAPES.index(shape)]))
                     one = curves[n % 3]
                     curves[n % 3] = Curve(one.truth, min(one.diverges, limit))
                     rng = np.random.default_rng([22, n])
-                    searched = Searched(folder, curves, noise, rng, trials=budget, **NO_GUARD)
+                    settings: dict[str, Any] = {"trials": budget, "fallen": fallen, **NO_GUARD}
+                    searched = Searched(folder, curves, noise, rng, **settings)
                     found.append(searched.run().regret())
                 cells.append(_points(found))
             _line(noise, budget, *cells)

@@ -41,7 +41,7 @@ NOISES = (0.3, 0.6, 1.2, 2.4)
 CHOICES_APART = (0.3, 1.5)
 """How far the curves of two choices lie apart, points; of this a half changes with the rate."""
 FAILURE_APART = 8.0
-"""The same where a trial failed: one choice may fail at a rate at which another does well."""
+"""The same where a trial failed or fell by more than `KNEE`: another choice may do well there."""
 OFFSET = 2.0
 """Standard deviation of a curve's level, in heights."""
 BEND = (3.0, 3.0, 2.0)
@@ -189,7 +189,9 @@ class CurveModel:
         step = STEP if len(self._levels) == 1 else 2 * STEP
         count = max(LEAST_PLACES, round((self.high - self.low) / step) + 1)
         self._grid = np.linspace(self.low, self.high, count)
-        settings = _settings(len(self._levels) > 1, hint is not None, bool(self._failing))
+        settings = _settings(len(self._levels) > 1, hint is not None, _any_fell(observed))
+        # What `_utilities` measures its gaps from.
+        self._top = max((o.utility for o in observed if o.utility is not None), default=0.0)
         self._fit(settings, _utilities(observed))
 
     def _fit(self, settings: _Settings, utilities: Array) -> None:
@@ -319,7 +321,7 @@ class CurveModel:
         if found.levels in self._failing:
             seen = self._rates_of(found.levels)
             found = Candidate(min(max(seen), max(min(seen), found.rate)), found.levels)
-        return found, float(average[place])
+        return found, self._top - _unsquashed(self._top - float(average[place]))
 
     def _rates_of(self, choice: tuple[int, ...]) -> list[float]:
         """The rates with a score that tell what a choice does; both ends before there is one."""
@@ -401,6 +403,12 @@ class CurveModel:
         return gain
 
 
+def _any_fell(observed: Sequence[Observation]) -> bool:
+    """Whether a trial has no score, or one that lies far below the best."""
+    scored = [o.utility for o in observed if o.utility is not None]
+    return len(scored) < len(observed) or any(max(scored) - u > KNEE for u in scored)
+
+
 def _utilities(observed: Sequence[Observation]) -> Array:
     """Utilities with large gaps to the best made small; no score counts as the worst one seen."""
     scored = [o.utility for o in observed if o.utility is not None]
@@ -411,6 +419,11 @@ def _utilities(observed: Sequence[Observation]) -> Array:
     best = given.max()
     squashed: Array = best - KNEE * np.arcsinh((best - given) / KNEE)
     return squashed
+
+
+def _unsquashed(gap: float) -> float:
+    """A gap to the best as it was before `_utilities` made it small."""
+    return KNEE * math.sinh(gap / KNEE)
 
 
 def rounded(rate: float) -> float:
