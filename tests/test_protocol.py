@@ -19,13 +19,16 @@ from suite.plan.definition import check_definition, store_definition
 from suite.plan.plan import Plan, make_plan
 from suite.plan.queue import TrialQueue
 from suite.plan.status import joined, status
+from suite.plan.study_state import StudyState
+from suite.record.cells import Trial
 from suite.record.folder import Home
 from suite.record.result import Status
 from suite.record.spec import Phase, TrialSpec
 from tests.commands import suite
 from tests.fake_trainer import score_of
-from tests.records import cell_rows
+from tests.records import cell_rows, make_result, write_trial
 from tests.sweeps import chosen, decided, finish, run_all, toy_roots, toy_sweep
+from tests.tiny import tiny_choice
 
 __all__ = ["suite", "toy_roots"]
 pytestmark = pytest.mark.usefixtures("toy_roots")
@@ -150,6 +153,74 @@ def test_ties_and_missing_scores_in_a_contest(
         s.cell.arm.architecture["rank"] for s in read_states(contest(), home).values() if s.chosen
     }
     assert confirmed == {winner}
+
+
+SHARED = {"trials": 9, "startup_trials": 3, "per": "method", "choose": "curve"}
+
+
+def test_points_of_a_contest_weigh_alike_on_tasks_of_different_scales() -> None:
+    windows = {"epochs": 3, "batch_size": 8, "stride": 64}
+    gpt2 = [tiny_choice("gpt2")]
+    plan = planned(methods=["full"], tasks=["toy", "ptb"], backbones=gpt2, training=windows)
+
+    def quality(task: str, score: float) -> float:
+        (cell,) = [cell for cell in plan.cells if cell.task.name == task]
+        spec = plan.search_spec(cell, 0, 1e-4)
+        found = StudyState(plan, (cell,))
+        found.add(Trial(Home(Path("none")).trial(spec), spec, make_result(spec, score=score)))
+        told = found.quality(cell)
+        assert told is not None
+        return told
+
+    assert quality("toy", 80.0) == 80.0
+    better = quality("ptb", 20.0 / 1.01) - quality("ptb", 20.0)
+    assert better == pytest.approx(1.0, abs=0.01), "one percent of a perplexity is a point"
+
+
+def test_at_the_start_each_trial_has_another_architecture_and_another_batch_size(
+    home: Home,
+) -> None:
+    training = {"epochs": 3, "batch_size": [8, 16]}
+    plan = contest(tasks=["toy"], search=SHARED, training=training)
+    queue = TrialQueue(plan, home, slots=1)
+    begun = []
+    for _ in range(3):
+        spec = queue.next()
+        assert spec is not None
+        begun.append((spec.arm.architecture["rank"], spec.training.batch_size))
+        finish(home, spec, 80.0)
+        queue.ended(spec)
+    assert begun == [(32, 8), (16, 16), (8, 8)]
+
+
+def test_runs_that_all_failed_do_not_hold_a_choice(home: Home) -> None:
+    plan = planned(methods=["full"], search={"trials": 4, "choose": "curve"})
+    queue = TrialQueue(plan, home, slots=1)
+    run_all(queue, home, score=peak(3e-4), at_most=4)
+    (state,) = read_states(plan, home).values()
+    cell = state.cell
+    beside = state.best_learning_rate
+    assert beside is not None
+    near = plan.confirm_spec(cell, beside * 1.01, 1)
+    home.trial(near).write_spec(near)
+    for score in (80.0, None):
+        finish(home, near, score, Status.COMPLETED if score else Status.DIVERGED)
+        (state,) = read_states(plan, home).values()
+        assert (state.best_learning_rate == near.learning_rate) == (score is not None)
+
+
+def test_what_was_chosen_from_the_same_trials_stays_chosen_in_another_version(home: Home) -> None:
+    """A version that would choose otherwise must not run a finished cell again."""
+    plan = planned(methods=["full"], search={"trials": 4, "choose": "curve"})
+    run_all(TrialQueue(plan, home, slots=1), home, score=peak(3e-4), at_most=4)
+    (state,) = read_states(plan, home).values()
+    assert state.best_learning_rate == pytest.approx(3e-4, rel=0.2)
+    elsewhere = plan.confirm_spec(state.cell, 1e-4, 1)
+    for started, stays in ((5.0, True), (0.5, False)):
+        made = make_result(elsewhere, score=70.0, started_at=started, finished_at=9.0)
+        write_trial(home, elsewhere, made)
+        (state,) = read_states(plan, home).values()
+        assert (state.best_learning_rate == 1e-4) is stays, "the searches' trials ended at 1 s"
 
 
 def test_a_contest_waits_for_its_last_study_and_says_so(home: Home) -> None:

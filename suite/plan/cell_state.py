@@ -167,7 +167,7 @@ class CellState:
 
     @property
     def quality(self) -> float | None:
-        """Utility that the search expects of the cell; None before it has a score."""
+        """Utility that the search expects of the cell, in points; None before it has a score."""
         return self.searching.quality(self.cell)
 
     @property
@@ -188,8 +188,14 @@ class CellState:
         best = self.searching.chosen(self.cell)
         if best is None:
             return None
-        settings = {(rate, batch_size) for rate, batch_size, _ in self.confirm}
-        begun = [Chosen(*setting) for setting in sorted(settings)]
+        begun: dict[Chosen, float] = {}
+        for (rate, batch_size, _), trial in self.confirm.items():
+            setting = Chosen(rate, batch_size)
+            if trial.result is None:
+                begun.setdefault(setting, 0.0)
+            # Where every seed has failed there is nothing to keep.
+            elif trial.result.score is not None:
+                begun[setting] = max(begun.get(setting, 0.0), trial.result.started_at)
         return self.searching.nearly(self.cell, best, begun)
 
     @property

@@ -1,8 +1,8 @@
 """Decide which architecture of a method is confirmed: READ, arXiv 2305.15348, appendix D.
 
 The choices of a search space share a study per task, or have one each with the same budget. A
-choice is as good as the mean over tasks of what its study expects of its best learning rate, and
-the best one wins for all tasks.
+choice is as good as the mean over tasks of what its study expects of its best learning rate, in
+points, and the best one wins for all tasks.
 """
 
 from __future__ import annotations

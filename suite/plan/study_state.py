@@ -7,7 +7,8 @@ in the same study.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import fmean
@@ -136,19 +137,30 @@ class StudyState:
             return None
         return Chosen(found[0].rate, self._batch_size(found[0].levels))
 
-    def nearly(self, cell: PlannedCell, best: Chosen, others: Sequence[Chosen]) -> Chosen:
-        """The best of some choices that is nearly as good as the best one, or that one.
+    def nearly(self, cell: PlannedCell, best: Chosen, begun: Mapping[Chosen, float]) -> Chosen:
+        """The choice that a cell's confirm runs have made already, if it may stay, or the best one.
 
-        Without a model nobody can tell what is nearly as good.
+        It stays where it was made from the trials that the study has now, whatever another version
+        of the suite would choose from them; and where the study has gone on, if it is nearly as
+        good. Without a model nobody can tell what is nearly as good.
+
+        Args:
+            cell: One of the study's.
+            best: What the study chooses now.
+            begun: When the last confirm run of a choice began, seconds since 1970; 0 = not known.
         """
-        if best in others or not others or self.plan.config.search.choose == "best":
+        if best in begun or not begun or self.plan.config.search.choose == "best":
             return best
         model = self.model
         searched = self.study.searched
         # A range that was made smaller again counts no trial beyond it.
-        others = [c for c in others if searched.low <= c.learning_rate <= searched.high]
+        others = [c for c in begun if searched.low <= c.learning_rate <= searched.high]
         if model is None or not others:
             return best
+        latest = max(others, key=lambda choice: begun[choice])
+        ends = [trial.result.finished_at for trial in self.counted if trial.result is not None]
+        if begun[latest] >= max(ends, default=math.inf):
+            return latest
         places = []
         for choice in (best, *others):
             for levels in self._levels_of(cell):
@@ -161,14 +173,14 @@ class StudyState:
         return best
 
     def quality(self, cell: PlannedCell) -> float | None:
-        """Utility expected of a cell; None where none of its own trials has a score."""
+        """Utility expected of a cell, in points; None where none of its own trials has a score."""
         best = self.best(cell)
-        if best is None:
+        if best is None or best.utility is None:
             return None
         model = self.model
         if self.plan.config.search.choose == "best" or model is None:
-            return best.utility
-        return max(model.best(levels)[1] for levels in self._scored_levels(cell)) * self.point
+            return best.utility / self.point
+        return max(model.best(levels)[1] for levels in self._scored_levels(cell))
 
     @property
     def model(self) -> CurveModel | None:
@@ -236,6 +248,14 @@ class StudyState:
         if len(self.plan.batch_sizes) > 1:
             factors.append(range(len(self.plan.batch_sizes)))
         return list(product(*factors))
+
+    def _in_turn(self, number: int) -> tuple[int, ...]:
+        """The choice whose turn it is: another architecture each time, and another batch size."""
+        everything = self._all_levels()
+        sizes = len(self.plan.batch_sizes)
+        arms = len(everything) // sizes
+        times, arm = divmod(number % len(everything), arms)
+        return everything[arm * sizes + (times + arm) % sizes]
 
     def _levels_of(self, cell: PlannedCell) -> list[tuple[int, ...]]:
         if len(self.cells) == 1:
@@ -403,8 +423,7 @@ class StudyState:
                 return model.next(levels=levels), "curve"
         own = levels
         if own is None:
-            everything = self._all_levels()
-            own = everything[number % len(everything)]
+            own = self._in_turn(number)
         if by_model:
             tried = set()
             for trial in self.in_order:
@@ -422,7 +441,7 @@ class StudyState:
         # At the start they take turns, so that each is tried on each task. With a fixed rate a
         # second trial of a choice would repeat the first, so they always do.
         if number < search.startup_trials or self.study.searched.fixed:
-            return everything[number % len(everything)]
+            return self._in_turn(number)
         together = self.round(number)
         # What trains side by side has one architecture and one batch size.
         for trial in self.in_order:
@@ -430,7 +449,7 @@ class StudyState:
                 return self._levels(trial.spec)
         if search.sampler == "gp" and search.second is None:
             return None
-        return everything[self._turn(number) % len(everything)]
+        return self._in_turn(self._turn(number))
 
     def _turn(self, number: int) -> int:
         """The number of a trial, where each round of lanes counts as one.
