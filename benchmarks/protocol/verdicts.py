@@ -27,7 +27,7 @@ from suite.metrics.items import STATISTICS, Items
 from suite.metrics.values import Values
 from suite.stats.answers import Answers
 from suite.stats.bootstrap import item_covariance
-from suite.stats.compare import Evidence, gather, p_values
+from suite.stats.compare import Evidence, gather, over_tasks, p_values
 from suite.stats.interval import mean_interval
 from suite.stats.power import Spread, power_of
 from suite.stats.ranks import rank_groups
@@ -286,12 +286,15 @@ def shown(lead: float, *, arms: int, seeds: int, sweeps: int, items_sd: float = 
     return Alarms(apart / sweeps / (arms - 1), pair / sweeps)
 
 
-def few_items(wrong: float, *, seeds: int, own: float, sweeps: int, items: int = 200) -> float:
+def few_items(
+    wrong: float, *, seeds: int, own: float, sweeps: int, items: int = 200, alike: bool = False
+) -> float:
     """How often `compare` tells two equal arms apart that are wrong on few items.
 
     Args:
         wrong: Share of items on which an arm is wrong.
         own: Share of these errors that each seed makes anew; the others are the same for all.
+        alike: Compare the mean of this task and of another one, which both arms answer alike.
     """
     rng = np.random.default_rng([seeds, sweeps, items])
     golds = np.arange(items) % 2
@@ -306,8 +309,50 @@ def few_items(wrong: float, *, seeds: int, own: float, sweeps: int, items: int =
                 errs = shared | (rng.random(items) < wrong * own)
                 runs.append((np.where(errs, 1 - golds, golds), golds))
             arms.append(make_answers("accuracy", runs))
-        alarms += bool(p_values(gather(arms))[0, 1] < LEVEL)
+        evidence = gather(arms)
+        if alike:
+            evidence = over_tasks([evidence, gather([arms[0], arms[0]])])
+        alarms += bool(p_values(evidence)[0, 1] < LEVEL)
     return alarms / sweeps
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What happens where an arm loses the seeds that diverge.
+
+    Attributes:
+        lost: Share of sweeps in which it lost a seed.
+        survivors: Share in which the seeds that are left are called better or worse.
+        refused: The same share if nothing is said of an arm that lost a seed, as `compare` does.
+    """
+
+    lost: float
+    survivors: float
+    refused: float
+
+
+def lost_seeds(chance: float, *, seeds: int, sweeps: int) -> Lost:
+    """Two arms with equal means over all seeds, of which the first loses those that diverge.
+
+    The first scores 90, or 50 with a seed that diverges; the second scores the mean of that.
+    """
+    rng = np.random.default_rng([seeds, sweeps])
+    equal = 90 - 40 * chance
+    lost = 0
+    survivors = 0
+    refused = 0
+    for _ in range(sweeps):
+        kept = rng.random(seeds) >= chance
+        errors = rng.normal(size=(2, seeds)) + rng.normal(0, ITEMS_SD, (2, 1))
+        scores = np.array([[90.0], [equal]]) + errors
+        told = False
+        # One seed allows no verdict.
+        if kept.sum() > 1:
+            told = bool(p_values(made_evidence(scores[:, kept]))[0, 1] < LEVEL)
+        lost += not kept.all()
+        survivors += told
+        refused += told and bool(kept.all())
+    return Lost(lost / sweeps, survivors / sweeps, refused / sweeps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,13 +444,26 @@ def print_false_alarms(sweeps: int) -> None:
 
 
 def print_few_items(sweeps: int) -> None:
-    """Equal arms that differ on few items."""
-    _table("wrong on", "errors that each seed makes anew", "seeds", "compare: p < 5%")
+    """Equal arms that differ on few items, on a task and on its mean with another task."""
+    _table("wrong on", "errors that each seed makes anew", "seeds", "compare: p < 5%", "mean")
     for wrong in (0.01, 0.02, 0.05):
         for own in (0.0, 0.5, 1.0):
             for seeds in (2, 3, 5):
-                share = few_items(wrong, seeds=seeds, own=own, sweeps=sweeps)
-                _line(f"{wrong:.0%} of 200", f"{own:.0%}", seeds, _share(share))
+                cells = []
+                for alike in (False, True):
+                    share = few_items(wrong, seeds=seeds, own=own, sweeps=sweeps, alike=alike)
+                    cells.append(_share(share))
+                _line(f"{wrong:.0%} of 200", f"{own:.0%}", seeds, *cells)
+
+
+def print_lost_seeds(sweeps: int) -> None:
+    """An arm that loses the seeds that diverge."""
+    _table("seeds that diverge", "seeds", "sweeps that lost one", "survivors: p < 5%", "compare")
+    for chance in (0.02, 0.05, 0.1, 0.2):
+        for seeds in (3, 5, 8):
+            found = lost_seeds(chance, seeds=seeds, sweeps=sweeps)
+            shares = (found.lost, found.survivors, found.refused)
+            _line(f"{chance:.0%}", seeds, *map(_share, shares))
 
 
 def print_power(sweeps: int) -> None:
@@ -484,6 +542,7 @@ PARTS: dict[str, Callable[[int], None]] = {
     "power": print_power,
     "formula": print_formula,
     "collapse": print_collapse,
+    "lost-seeds": print_lost_seeds,
     "coverage": print_coverage,
 }
 
