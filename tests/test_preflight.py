@@ -9,7 +9,7 @@ import pytest
 from suite.config import precision as host
 from suite.plan.cell_state import read_states
 from suite.plan.plan import make_plan
-from suite.plan.preflight import warn_of_other_runs
+from suite.plan.preflight import warn_of_other_runs, warn_of_untried
 from suite.plan.queue import TrialQueue
 from suite.record.folder import Home
 from suite.record.provenance import versions
@@ -44,6 +44,18 @@ def test_runs_of_another_environment_are_named_before_a_row_is_lost(
     environment = {"versions": {"torch": torch, "ray": "1.0"}}
     write_trial(home, spec, make_result(spec, provenance=environment, precision=precision))
     warn_of_other_runs(plan.config.training, read_states(plan, home), "cpu")
+    assert says in caplog.text and bool(says) == bool(caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("trials", "says"), [(2, "more architectures than that have: lora 3"), (3, "")]
+)
+def test_architectures_that_no_trial_will_try_are_named(
+    trials: int, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    search = {"trials": trials, "startup_trials": 1, "per": "method"}
+    lora = {"methods": ["lora"], "architectures": "search", "search": search}
+    warn_of_untried(make_plan(toy_sweep(**lora), where="toy.yaml"))
     assert says in caplog.text and bool(says) == bool(caplog.text)
 
 

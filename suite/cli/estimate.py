@@ -54,6 +54,7 @@ def show_plan(
         check_local_data,
         check_records,
         warn_of_other_runs,
+        warn_of_untried,
     )
 
     place = Home(home)
@@ -80,6 +81,7 @@ def show_plan(
     states = read_states(plan, place)
     check_records(states)
     warn_of_other_runs(config.training, states, None if layout is None else layout.device)
+    warn_of_untried(plan)
     check_local_data(plan, data_root=data_root)
     cells = cell_rows(plan)
     cost = estimate(plan, work, states=states, layout=layout)

@@ -131,6 +131,27 @@ def warn_of_other_runs(
         )
 
 
+def warn_of_untried(plan: Plan) -> None:
+    """Say which studies have fewer trials than architectures: what is never tried cannot win."""
+    search = plan.config.search
+    # By contest, because each backbone has one of its own.
+    arms: dict[str, dict[str, str]] = {}
+    for cell in plan.cells:
+        if cell.contest is not None and search.per == "method":
+            arms.setdefault(cell.contest, {})[cell.arm.key] = cell.arm.method
+    few: dict[str, None] = {}
+    for methods in arms.values():
+        if len(methods) > search.trials:
+            few[f"{next(iter(methods.values()))} {len(methods)}"] = None
+    if few:
+        log.warning(
+            "search.trials: %d; more architectures than that have: %s; those without a trial cannot"
+            " be chosen: raise search.trials, or name one architecture",
+            search.trials,
+            ", ".join(few),
+        )
+
+
 def check_data(plan: Plan, *, cache: Path, data_root: Path | None) -> None:
     """Read, check and tokenise the data of every task for every backbone, into a cache.
 

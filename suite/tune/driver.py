@@ -43,7 +43,13 @@ from suite.plan.partitioning import (
     settle,
 )
 from suite.plan.plan import Plan, make_plan
-from suite.plan.preflight import check_data, check_home, check_records, warn_of_other_runs
+from suite.plan.preflight import (
+    check_data,
+    check_home,
+    check_records,
+    warn_of_other_runs,
+    warn_of_untried,
+)
 from suite.plan.pruning import Pruning
 from suite.plan.queue import TrialQueue
 from suite.plan.resources import Layout, Node, lay_out
@@ -137,6 +143,7 @@ def run_sweep(
             return _nothing_left(plan, home, listener)
 
         # Everything that can be found wrong is found before Ray starts the first worker.
+        warn_of_untried(plan)
         check_data(plan, cache=home.cache, data_root=data_root)
         mirror.push_tokenizers()
         check_lm_eval(plan, home=home, data_root=data_root)
