@@ -126,7 +126,7 @@ def test_later_columns_come_after_those_that_were_there_before(finished: Home) -
         *["rank", "rank_missing", "ci_low", "ci_high", "ci_of", "ci_missing"],
         *["admitted", "rejected", "dirty", "own_code"],
         *["constant_score", "constant_p", "constant_missing"],
-        *["constant_p_holm", "shown_to_learn", "loss_fall", "loss_fall_p", "precision"],
+        *["constant_p_holm", "shown_to_learn", "loss_fall", "loss_fall_p", "precision", "machine"],
         *["shown_difference", "seeds_for_point", "test_looks", "looks_warning"],
         *["search_best", "prepare_energy_kwh", "prepare_s"],
         *["prepare_memory_bytes", "train_memory_bytes", "prepare_missing", "unverified"],

@@ -302,6 +302,9 @@ def _key(rows: Sequence[Row], *, short: bool) -> list[tuple[str, str]]:
         "common class is; shown where a row is not significantly better"
     )
     found.append((baseline, said))
+    if _on_several_machines(rows):
+        said = "machine: time and energy compare between rows of one machine only"
+        found.append((_title("machine"), said))
     if any(values.is_estimate(row) for row in rows if row.get("energy_source")):
         said = "energy: an estimate from processor time, where no counter can be read"
         found.append((_title("energy_kwh"), said))
@@ -325,7 +328,13 @@ def _name_columns(rows: Sequence[Row], among: Sequence[Row]) -> list[Column]:
     if len(arms) > len(methods):
         shown.append(Column("architecture", architecture_of(among)))
     shown.append(column("task"))
+    if _on_several_machines(rows):
+        shown.append(column("machine", rank=1))
     return shown
+
+
+def _on_several_machines(rows: Sequence[Row]) -> bool:
+    return len({row["machine"] for row in rows if row.get("machine")}) > 1
 
 
 def _score_columns(rows: Sequence[Row], *, short: bool) -> list[Column]:

@@ -25,6 +25,7 @@ from suite.leaderboard.measures import (
     frozen_dropout,
     loss_fall,
     loss_fall_p,
+    machine,
     mean_of_runs,
     of_preparation,
     of_pretrain,
@@ -565,6 +566,13 @@ class Row:
         average=Average.OWN,
         measure=precision,
         meaning="what its runs computed in; rows of different precisions are not compared",
+    )
+    machine: str | None = text(
+        "machine",
+        average=Average.OWN,
+        measure=machine,
+        meaning="model of the processor or board that its confirm runs computed on; costs of "
+        "different ones are not comparable",
     )
     # What the ranks could have shown.
     shown_difference: float | None = number(

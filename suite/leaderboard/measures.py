@@ -204,6 +204,11 @@ def precision(results: CellResults) -> str | None:
     return join(run.precision for run in results.confirmed or results.searched)
 
 
+def machine(results: CellResults) -> str | None:
+    """What the confirm runs computed on; their costs compare with those of the same model."""
+    return join(run.machine for run in results.confirmed)
+
+
 def frozen_dropout(results: CellResults) -> str | None:
     """What `training.frozen_dropout: off` did to the cell's runs; None where it was on."""
     return join(run.frozen_dropout for run in (*results.confirmed, *results.searched))

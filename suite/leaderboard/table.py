@@ -242,6 +242,7 @@ def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
         seed_scores=by_seed,
         energy_source=source,
         precision=join(row.precision for row in rows),
+        machine=join(row.machine for row in rows),
         frozen_dropout=join(row.frozen_dropout for row in rows),
         status=_least_finished([row.status for row in rows], complete=complete),
         **reference_fields(first.reference_mean, values.get("score_mean")),

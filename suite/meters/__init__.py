@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from suite.meters.energy import WATTS_PER_CORE, EnergySource
     from suite.meters.idle import idle_watts
     from suite.meters.local import LocalPhase, name_devices_by_attempt
-    from suite.meters.machine import hardware
+    from suite.meters.machine import computes_on, hardware
     from suite.meters.memory import TensorPeak, baseline_bytes, release_memory
     from suite.meters.meter import Meter
     from suite.meters.nvml import why_no_energy
@@ -48,6 +48,7 @@ _MODULES = {
     "Unavailable": "clock",
     "baseline_bytes": "memory",
     "combine": "totals",
+    "computes_on": "machine",
     "hardware": "machine",
     "idle_watts": "idle",
     "name_devices_by_attempt": "local",
@@ -69,6 +70,7 @@ __all__ = [
     "Unavailable",
     "baseline_bytes",
     "combine",
+    "computes_on",
     "hardware",
     "idle_watts",
     "name_devices_by_attempt",

@@ -38,6 +38,16 @@ def hardware(api: Any = pynvml) -> dict[str, Any]:
     return facts
 
 
+def computes_on(device: str) -> str | None:
+    """The model of what this process computes on: its own board, or the processor.
+
+    A host may have boards of several models, of which `hardware` lists all.
+    """
+    if device == "cuda":
+        return str(torch.cuda.get_device_name())
+    return _cpu_model()
+
+
 def _cpu_model() -> str | None:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

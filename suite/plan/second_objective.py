@@ -111,10 +111,7 @@ def _source(result: TrialResult, objective: str) -> str:
     # Another machine stores the same tensors.
     if objective == "memory":
         return "any machine"
-    hardware = result.provenance.get("hardware", {})
-    machine = str(hardware.get("cpu_model", "an unknown processor"))
-    if result.provenance.get("device") == "cuda":
-        machine = ", ".join(sorted({gpu["name"] for gpu in hardware.get("gpus", [])}))
+    machine = result.machine or "an unknown machine"
     if objective == "energy":
         return f"{result.phases['train'].energy_source} on {machine}"
     return machine

@@ -52,7 +52,7 @@ class Trial:
         environment = {
             name: fact
             for name, fact in self.result.provenance.items()
-            if name in ("device", "hardware", "versions")
+            if name in ("device", "hardware", "machine", "versions")
         }
         rest: dict[str, Any] = {
             "phases": train,

@@ -279,6 +279,15 @@ class TrialResult(Record):
         return self.finished_at - self.started_at
 
     @property
+    def machine(self) -> str | None:
+        """The model of the processor or board that rank 0 computed on; None = not recorded."""
+        said: str | None = self.provenance.get("machine")
+        # Records from before it was kept list all boards of the host.
+        if said is None and self.provenance.get("device") == "cpu":
+            said = self.provenance.get("hardware", {}).get("cpu_model")
+        return said
+
+    @property
     def made_before(self) -> list[PreparationRecord]:
         """What was computed from the data before the first step, perhaps by another trial."""
         return [made for made in (self.preparation, self.frozen_states) if made is not None]

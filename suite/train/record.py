@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from suite.data.tokenizer import tokenizer_fingerprint
-from suite.meters import hardware
+from suite.meters import computes_on, hardware
 from suite.record.provenance import git_state, versions
 from suite.record.result import (
     EpochRecord,
@@ -170,6 +170,7 @@ def _provenance(run: RunningTrial) -> dict[str, Any]:
         "versions": versions(),
         "git": git_state(),
         "hardware": hardware(),
+        "machine": computes_on(run.warm.engine.device),
         "backbone": run.warm.backbone,
         "tokenizer_sha256": tokenizer_fingerprint(run.warm.objective.tokenizer),
         "metrics": run.warm.objective.signatures(),
