@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -299,6 +300,41 @@ def test_other_items_than_the_others_leave_a_task_without_ranks(home: Home) -> N
     assert {row["rank_missing"] for row in board(home)} == {
         "task agreement: not tested on the same items (50 and 60 items, 50 of them in both)"
     }
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"data_hash": "other"}, "not trained on the same data; run the sweep again"),
+        (
+            {"provenance": {"versions": {"torch": "2.12.0"}}},
+            "not trained with the same torch (2.13.0 and 2.12.0); run the sweep again",
+        ),
+    ],
+)
+def test_arms_of_a_sweep_with_other_data_or_versions_are_not_compared(
+    home: Home, facts: dict[str, Any], reason: str
+) -> None:
+    rng = np.random.default_rng(0)
+    known = {"data_hash": "d", "provenance": {"versions": {"torch": "2.13.0"}}}
+
+    def trained(method: str, facts: dict[str, Any], sweep: str = "demo") -> None:
+        for spec in write_confirmed(home, method, some_right(rng, 0.8), sweep=sweep):
+            result = home.trial(spec).result()
+            assert result is not None
+            home.trial(spec).write_result(result.model_copy(update=facts))
+
+    trained("full", known)
+    # An old record says nothing.
+    trained("lora", {})
+    assert {row["rank"] for row in board(home)} == {"1-2"}
+    trained("read", facts, sweep="later")
+    assert compare_arms(home, ["full", "later:read"])[0]["missing"] is None
+    trained("read", known | facts)
+    for row in board(home):
+        assert row["rank"] is None and reason in row["rank_missing"]
+    with pytest.raises(StatisticsError, match=re.escape(reason)):
+        compare_arms(home, ["demo:full", "demo:read"])
 
 
 def call(run: Suite, home: Home, *arguments: object) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,13 +60,12 @@ def test_architectures_that_no_trial_will_try_are_named(
     assert says in caplog.text and bool(says) == bool(caplog.text)
 
 
-def test_a_cell_to_which_nothing_is_added_may_be_of_another_environment(
+def test_a_sweep_to_which_nothing_is_added_may_be_of_another_environment(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     home = Home(tmp_path)
-    plan = make_plan(
-        toy_sweep(methods=["full"], search={"trials": 1}, confirm={"seeds": [1]}), where="toy.yaml"
-    )
+    budget: dict[str, Any] = {"search": {"trials": 1}, "confirm": {"seeds": [1]}}
+    plan = make_plan(toy_sweep(methods=["full"], **budget), where="toy.yaml")
     queue = TrialQueue(plan, home, slots=1)
     while spec := queue.next():
         old = {"versions": {"torch": "1.0"}}
@@ -73,3 +73,7 @@ def test_a_cell_to_which_nothing_is_added_may_be_of_another_environment(
         queue.ended(spec)
     warn_of_other_runs(plan.config.training, read_states(plan, home), None)
     assert not caplog.text
+    # Its rows would not be ranked together with those of a new method.
+    plan = make_plan(toy_sweep(methods=["full", "lora"], **budget), where="toy.yaml")
+    warn_of_other_runs(plan.config.training, read_states(plan, home), None)
+    assert "had torch 1.0" in caplog.text and "not ranked together" in caplog.text

@@ -503,6 +503,14 @@ def test_what_was_asked_differently_is_not_compared() -> None:
         check_same(answers, other(answers, task=metrics))
     with pytest.raises(StatisticsError, match=r"not the same precision \(fp32 and bf16\)"):
         check_same(other(answers, precision="fp32"), other(answers, precision="bf16"))
+    with pytest.raises(StatisticsError, match="not trained on the same data; run the sweep again"):
+        check_same(other(answers, origin={"data": "a"}), other(answers, origin={"data": "b"}))
+    older, newer = {"data": "a", "torch": "2.12.0"}, {"data": "a", "torch": "2.13.0"}
+    with pytest.raises(StatisticsError, match=r"the same torch \(2.12.0 and 2.13.0\)"):
+        check_same(other(answers, origin=older), other(answers, origin=newer))
+    check_same(other(answers, origin=older), answers)
+    check_same(answers, other(answers, origin=newer))
+    check_same(other(answers, origin=older), other(answers, origin=newer, sweep="another"))
 
 
 def only_cell(home: Home) -> Cell:

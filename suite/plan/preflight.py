@@ -97,19 +97,19 @@ def warn_of_other_runs(
 ) -> None:
     """Say what of this environment differs from that of the runs which the sweep goes on from.
 
-    The leaderboard rejects a row with runs of both.
+    The leaderboard rejects a row with runs of both, and ranks no rows of both together.
 
     Args:
         training: Of the sweep.
         states: Its cells.
         device: "cuda" or "cpu"; None = not known yet, so the precision is not either.
     """
+    # Nothing is added to it.
+    if all(state.status.is_over for state in states.values()):
+        return
     differ: dict[str, None] = {}
     now = versions()
     for state in states.values():
-        # Nothing is added to it.
-        if state.status.is_over:
-            continue
         for trial in state.trials:
             result = trial.result
             if result is None or result.score is None:
@@ -125,8 +125,8 @@ def warn_of_other_runs(
                 differ[f"precision {result.precision} (here {precision})"] = None
     if differ:
         log.warning(
-            "runs of this sweep had %s; a row with runs of both is rejected: go on with what they "
-            "had, or give the sweep another name",
+            "runs of this sweep had %s; a row with runs of both is rejected, and rows of both are "
+            "not ranked together: go on with what they had, or give the sweep another name",
             ", ".join(differ),
         )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +15,8 @@ from suite.config.training import Precision
 from suite.errors import ContradictionError, StatisticsError
 from suite.metrics.items import Items, Statistic, statistic_of
 from suite.record.cells import Trial
+from suite.record.provenance import COMPARED_VERSIONS
+from suite.record.result import TrialResult
 
 SCORE_TOLERANCE = 1e-6
 """Relative. sacreBLEU and rouge_score sum in another order, which changes far less than this."""
@@ -30,6 +32,9 @@ class Answers:
         runs: Answers by seed; all seeds share golds and groups.
         scores: The task's score by seed.
         precision: What all runs computed in; None where they do not say.
+        sweep: Its name.
+        origin: What the runs were trained on and with, as far as they say: the SHA-256 of the
+            `data`, and the version of each of `COMPARED_VERSIONS`.
     """
 
     task: TaskConfig
@@ -37,6 +42,8 @@ class Answers:
     runs: dict[int, Items]
     scores: dict[int, float]
     precision: Precision | None = None
+    sweep: str = ""
+    origin: Mapping[str, str] = field(default_factory=dict)
 
     def with_seeds(self, seeds: Sequence[int]) -> Answers:
         """These answers for some seeds only, in the given order."""
@@ -68,6 +75,7 @@ def read_answers(confirmed: Sequence[Trial]) -> Answers:
     runs: dict[int, Items] = {}
     scores: dict[int, float] = {}
     precisions: set[Precision | None] = set()
+    origin: dict[str, str] = {}
     index: tuple[str, ...] = ()
     first: Trial | None = None
     # in the order of seeds, so that sums over runs do not depend on when each ended
@@ -93,14 +101,36 @@ def read_answers(confirmed: Sequence[Trial]) -> Answers:
         runs[seed] = items
         scores[seed] = trial.result.score
         precisions.add(trial.result.precision)
+        # Seeds that disagree reject their row, so each fact may come from the first that says it.
+        origin = _origin(trial.result) | origin
     if first is None:
         raise StatisticsError("no confirm run has a score")
     if len(precisions) > 1:
         named = ", ".join(sorted(map(str, precisions)))
         raise StatisticsError(f"its seeds computed in different precisions ({named})")
-    answers = Answers(first.spec.task, index, runs, scores, precisions.pop())
+    answers = Answers(
+        first.spec.task,
+        index,
+        runs,
+        scores,
+        precision=precisions.pop(),
+        sweep=first.spec.sweep,
+        origin=origin,
+    )
     _check_scores(answers)
     return answers
+
+
+def _origin(result: TrialResult) -> dict[str, str]:
+    found = {}
+    # Old records have none.
+    if result.data_hash:
+        found["data"] = result.data_hash
+    versions = result.provenance.get("versions") or {}
+    for package in COMPARED_VERSIONS:
+        if versions.get(package) is not None:
+            found[package] = str(versions[package])
+    return found
 
 
 def _read_items(trial: Trial) -> tuple[tuple[str, ...], Items]:

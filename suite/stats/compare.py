@@ -105,8 +105,10 @@ def gather(arms: Sequence[Answers]) -> Evidence:
 def check_same(first: Answers, second: Answers) -> None:
     """Check that two arms answered the same questions with the same golds, metrics and precision.
 
+    Arms of one sweep must also have trained on the same data with the same versions.
+
     Raises:
-        StatisticsError: They did not; the message says how many agree.
+        StatisticsError: They did not; the message says what differs.
     """
     where = f"task {first.task.name}"
     metrics = first.task.model_dump(include={"metrics", "headline"})
@@ -126,6 +128,7 @@ def check_same(first: Answers, second: Answers) -> None:
     one = first.items
     other = second.items
     if one.groups == other.groups and one.golds == other.golds:
+        _check_origin(first, second)
         return
     differ = 0
     for gold, other_gold in zip(one.golds, other.golds, strict=True):
@@ -137,6 +140,22 @@ def check_same(first: Answers, second: Answers) -> None:
     raise StatisticsError(
         f"{where}: the same items, but {differ} of {len(one.golds)} differ in their {what}"
     )
+
+
+def _check_origin(first: Answers, second: Answers) -> None:
+    # Sweeps are also compared to learn what other training data or versions do.
+    if first.sweep != second.sweep:
+        return
+    for what, one in first.origin.items():
+        other = second.origin.get(what, one)
+        if one == other:
+            continue
+        differ = f"not trained with the same {what} ({one} and {other})"
+        if what == "data":
+            differ = "not trained on the same data"
+        raise StatisticsError(
+            f"task {first.task.name}: {differ}; run the sweep again under another name"
+        )
 
 
 def select_arms(evidence: Evidence, arms: Sequence[int]) -> Evidence:
