@@ -339,16 +339,20 @@ def test_the_row_of_a_cell_whose_answers_were_changed_is_made_again(home: Home) 
     assert sweep_rows(home, "demo", known=before)[0].digest != before[0].digest
 
 
-def test_trials_that_failed_before_measuring_leave_the_search_cost_known(home: Home) -> None:
+@pytest.mark.parametrize("status", [Status.FAILED, Status.OOM])
+def test_trials_that_recorded_no_cost_leave_the_search_cost_open(
+    home: Home, status: Status
+) -> None:
     write_cell(home, trials=3, seeds=[1])
-    spec = make_spec("lora", number=3)
-    write_trial(home, spec, make_result(spec, status=Status.FAILED, phases={}, parameters=None))
     define(home)
-    summary = only_row(home)
-    assert (summary.search_trials, summary.search_energy_kwh) == (
-        4,
-        pytest.approx(3 * 2.3e-5, abs=1e-12),
-    )
+    assert only_row(home).search_s == 75.0
+    spec = make_spec("lora", number=3)
+    write_trial(home, spec, make_result(spec, status=status, phases={}, parameters=None))
+    define(home)
+    (row,) = choose(sweep_rows(home, "demo")).rows
+    assert (row.status, row.search_trials, row.selection_trials) == ("done", 4, 4)
+    assert (row.search_s, row.search_energy_kwh) == (None, None)
+    assert (row.selection_s, row.selection_energy_kwh) == (None, None)
 
 
 def test_a_number_can_become_null_again(home: Home) -> None:

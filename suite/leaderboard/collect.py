@@ -33,7 +33,7 @@ from suite.record.spec import RECIPE, RECIPES
 from suite.storage.identity import home_id
 
 # This is part of every row's digest, so rows of another format never hold.
-FORMAT = short_hash([7, NAMES, RECIPE, RECIPES])
+FORMAT = short_hash([8, NAMES, RECIPE, RECIPES])
 """The format of the rows. Raise the number when a field is computed in another way.
 
 All rows are then made again.

@@ -301,7 +301,8 @@ class Row:
         report=True,
         measure=of_search("energy_kwh"),
         meaning="energy of these trials, all phases; what they share counts once; null where "
-        "some was measured and some estimated",
+        "some was measured and some estimated, and where a trial failed or ran out of memory, "
+        "because such trials record no cost",
     )
     status: str = text(
         "status",
@@ -321,7 +322,8 @@ class Row:
         unit="s",
         average=Average.MEAN,
         measure=of_search("seconds"),
-        meaning="duration of the search trials, all phases; what they share counts once",
+        meaning="duration of the search trials, all phases; what they share counts once; null "
+        "where a trial failed or ran out of memory",
     )
     home: str = text(
         "home", default="", average=Average.SAME, meaning="id of the home that ran the sweep"
@@ -429,7 +431,7 @@ class Row:
         unit="s",
         metric=False,
         average=Average.MEAN,
-        meaning="duration of these trials, all phases",
+        meaning="duration of these trials, all phases; null where one failed or ran out of memory",
     )
     selection_energy_kwh: float | None = number(
         "their energy",
@@ -437,7 +439,7 @@ class Row:
         metric=False,
         average=Average.MEAN,
         report=True,
-        meaning="energy of these trials, all phases",
+        meaning="energy of these trials, all phases; null where one failed or ran out of memory",
     )
     energy_to_target_kwh: float | None = number(
         "energy to target",

@@ -31,12 +31,17 @@ class CellResults:
     def of_search(self, name: str) -> float | None:
         """Sum of a number over all phases of all search trials; None where one has none.
 
+        A trial that failed or ran out of memory records no phases, so nobody knows what it cost.
+
         What was computed from the data before the first step counts once, whichever trial did it,
         and also where that trial has no result, or belongs to another sweep of the home.
         """
         costs: list[PhaseRecord | None] = []
         prepared: dict[tuple[str, str], PhaseRecord | None] = {}
         for result in self.searched:
+            # Else a method that keeps running out of memory would look cheap to search.
+            if not result.phases:
+                costs.append(None)
             for phase, record in result.phases.items():
                 if phase not in MADE_BEFORE:
                     costs.append(record)
