@@ -299,6 +299,7 @@ def test_a_perplexity_is_near_when_it_is_not_much_higher() -> None:
             "is 0, of which no share",
         ),
         ({"progress": [[1, 1.0, 90.0]]}, [replace(FULL, admitted=False)], "is rejected"),
+        ({"progress": [[1, 1.0, 90.0]]}, [replace(FULL, status="failed")], "full failed, and so"),
         ({"progress": []}, [FULL], "no confirm run has ended"),
         (
             {"progress": [[1, 1.0, 90.0], [2, 1.0, 75.9]]},

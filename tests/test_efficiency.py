@@ -296,6 +296,18 @@ def test_only_rows_that_differ_in_their_attention_alone_are_baselines(
     assert compared(make_row("mqa", 50.0), make_row("mha", 43.0, **other))[0].prr is None
 
 
+def test_a_row_of_which_a_confirm_run_failed_is_no_baseline() -> None:
+    mqa, *_ = compared(
+        make_row("mqa", 50.0),
+        make_row("mha", 43.0, status="failed"),
+        make_row("pretrained", 43.0),
+        make_row("sha", 62.0, status="failed"),
+    )
+    assert (mqa.prr, mqa.peop) == (None, None)
+    assert mqa.prr_missing == "the row with attention mha failed, and so is no baseline"
+    assert mqa.peop_missing == "the row with attention sha failed, and so is no baseline"
+
+
 def test_two_rows_of_a_baseline_are_ambiguous() -> None:
     mqa, *_ = compared(
         make_row("mqa", 50.0),

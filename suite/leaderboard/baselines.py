@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from suite.leaderboard.fields import Row, with_values
 from suite.metrics.efficiency import peop, prr
+from suite.plan.cell_state import CellStatus
 
 # The first that a sweep has is the baseline. A pretrained backbone's attention need not be
 # multi-head, yet it is what the variants replace.
@@ -97,6 +98,9 @@ def _baseline(names: Sequence[str], rivals: Sequence[Row]) -> Row:
                 f"{len(found)} rows of this sweep have attention {name}, with different options or "
                 "pretraining: the baseline is ambiguous"
             )
+        # The mean of the seeds that survived is no score of all of them.
+        if found and found[0].status == CellStatus.FAILED:
+            raise ValueError(f"the row with attention {name} failed, and so is no baseline")
         if found:
             return found[0]
     wanted = " or ".join(names)

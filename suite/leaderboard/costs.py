@@ -118,6 +118,8 @@ def _target(full: Sequence[Row], target_frac: float) -> float:
         )
     if full[0].admitted is False:
         raise ValueError("the row of method full is rejected, and so is no target")
+    if full[0].status == CellStatus.FAILED:
+        raise ValueError("the row of method full failed, and so is no target")
     if len(full) > 1:
         raise ValueError(
             f"{len(full)} rows of this sweep are of method full, with different settings: "
