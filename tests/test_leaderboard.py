@@ -490,6 +490,20 @@ def test_a_mean_row_is_null_where_a_task_has_no_score_and_has_no_spread_where_se
     assert mean_of(left, right)[0].score_std is None
 
 
+@pytest.mark.parametrize(
+    ("other", "status"), [("done", "failed"), ("failed", "failed"), ("partial", "partial")]
+)
+def test_a_mean_row_with_a_failed_task_says_so_and_has_no_score(other: str, status: str) -> None:
+    scores: dict[str, Any] = {"seed_scores": {"1": 0.4, "2": 0.6}, "validation_score": 0.5}
+    (row,) = mean_of(
+        make_summary("a", 0.5, status="failed", **scores),
+        make_summary("b", 0.5, status=other, energy_kwh=1.0, **scores),
+    )
+    assert (row.status, row.rank_missing) == (status, "only finished rows are ranked")
+    assert (row.score_mean, row.score_std, row.validation_score) == (None, None, None)
+    assert row.seed_scores == {}
+
+
 def test_a_mean_row_needs_several_tasks_and_all_tasks_of_the_sweep() -> None:
     assert mean_of(make_summary("a", 0.5)) == []
     cells = [make_summary(task, 0.5, arm="x") for task in "ab"] + [

@@ -87,8 +87,9 @@ def choose(
     The task of a mean row is "mean".
 
     A mean row averages every number over the arm's tasks, once each of them has one; its spread is
-    that of the per-seed means over tasks; its `status` is the least finished. It is null where a
-    task of the sweep is missing.
+    that of the per-seed means over tasks; its `status` is the least finished, and `failed` where a
+    task failed and none is open. It is null where a task of the sweep is missing, and its scores
+    are where one failed.
 
     Args:
         rows: Rows of any sweeps and homes; of each sweep of a home all of them, or PRR and the like
@@ -225,12 +226,15 @@ def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
     if mixes_energy(source):
         values |= dict.fromkeys(ENERGIES)
         values["energy_to_target_missing"] = MIXED
-    # Without both there is no mean score, so there is no spread of one.
-    if complete and one_direction:
+    failed = any(row.status == CellStatus.FAILED for row in rows)
+    # Without all of these there is no mean score, so there is no spread of one.
+    if complete and one_direction and not failed:
         by_seed = _seed_means(rows)
     # The mean of an accuracy and a perplexity says nothing.
     if not one_direction:
         values["higher_is_better"] = None
+    # Nor does one in which a task counts by the seeds that survived.
+    if not one_direction or failed:
         values |= dict.fromkeys(averaged(Average.SCORE))
     reasons = {row.task: (row.admitted, row.rejected, row.dirty) for row in rows}
     mean_row = Row(
@@ -303,6 +307,10 @@ def _least_finished(statuses: Sequence[str], *, complete: bool) -> str:
     # An arm that lacks a task has not begun to search there.
     if CellStatus.SEARCHING in statuses or not complete:
         return CellStatus.SEARCHING.value
+    # A word that this version does not know counts as open.
+    over = {status.value for status in CellStatus if status.is_over}
+    if CellStatus.FAILED in statuses and over.issuperset(statuses):
+        return CellStatus.FAILED.value
     return CellStatus.PARTIAL.value
 
 
