@@ -347,3 +347,4 @@ def test_a_mean_over_tasks_of_both_directions_is_null() -> None:
         None,
     )
     assert mean.prr_missing == "higher is better on some of these tasks and lower on others"
+    assert (mean.rank, mean.rank_missing) == (None, mean.prr_missing)

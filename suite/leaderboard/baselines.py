@@ -18,6 +18,8 @@ from suite.plan.cell_state import CellStatus
 # multi-head, yet it is what the variants replace.
 MHA = ("mha", "pretrained")
 SHA = ("sha",)
+BOTH_DIRECTIONS = "higher is better on some of these tasks and lower on others"
+"""Why the mean row of such tasks has no ratio, and no rank."""
 
 
 def with_efficiency(rows: Sequence[Row]) -> list[Row]:
@@ -128,5 +130,5 @@ def _parameters(row: Row) -> int:
 def _direction(row: Row) -> bool:
     # This is a mean row over tasks of both directions, on which a ratio says nothing.
     if row.higher_is_better is None:
-        raise ValueError("higher is better on some of these tasks and lower on others")
+        raise ValueError(BOTH_DIRECTIONS)
     return row.higher_is_better

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from suite.config.hashing import canonical_json
 from suite.config.reference import MEAN
 from suite.errors import TrackingError, UnknownNameError
-from suite.leaderboard.baselines import with_efficiency
+from suite.leaderboard.baselines import BOTH_DIRECTIONS, with_efficiency
 from suite.leaderboard.choice import SORT_FIELDS, TARGET_FRAC, Choice, Sort, sort_of
 from suite.leaderboard.costs import MIXED, mean_reason, with_energy_to_target, with_selection_cost
 from suite.leaderboard.fields import (
@@ -252,7 +252,8 @@ def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
         **reference_fields(first.reference_mean, values.get("score_mean")),
         **judge_mean(reasons),
     )
-    return with_values(mean_row, **_stored_rank(mean_row, first.mean_rank))
+    rank = _stored_rank(mean_row, first.mean_rank, one_direction=one_direction)
+    return with_values(mean_row, **rank)
 
 
 def _looks(rows: Sequence[Row]) -> dict[str, Any]:
@@ -314,10 +315,12 @@ def _least_finished(statuses: Sequence[str], *, complete: bool) -> str:
     return CellStatus.PARTIAL.value
 
 
-def _stored_rank(mean_row: Row, stored: dict[str, Any]) -> dict[str, Any]:
+def _stored_rank(mean_row: Row, stored: dict[str, Any], *, one_direction: bool) -> dict[str, Any]:
     """The rank of a mean row, as the rows of its tasks carry it, or why it has none."""
     if not is_ranked(mean_row):
         return no_rank(why_not_ranked(mean_row))
+    if not one_direction:
+        return no_rank(BOTH_DIRECTIONS)
     return stored or no_rank(ALONE)
 
 
