@@ -36,9 +36,11 @@ from tests.answers import some_right, write_answers, write_confirmed
 from tests.commands import Suite, suite  # noqa: F401
 from tests.records import (
     GOOD,
+    PERPLEXITY,
     define,
     make_result,
     make_spec,
+    make_task,
     synced,
     write_definition,
     write_trial,
@@ -193,18 +195,23 @@ def test_a_row_that_is_not_shown_to_learn_has_the_baseline_beside_its_score(
 def test_ranks_that_do_not_say_what_they_could_show_are_not_taken_for_those_of_one_seed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    row = {"sweep": "s", "home": "h", "backbone": "b", "task": "t", "rank": "1-2"}
+    row: dict[str, Any] = {"sweep": "s", "home": "h", "backbone": "b", "task": "t", "rank": "1-2"}
+    row["higher_is_better"] = True
     row |= {"seeds": 3, "rank_missing": None, "shown_difference": None, "seeds_for_point": None}
     _say_what_ranks_rest_on([row])
     assert capsys.readouterr().err == ""
     _say_what_ranks_rest_on([row | {"shown_difference": 4.0, "seeds_for_point": 9}])
     assert "3 seeds can show a difference of 4.0 points" in capsys.readouterr().err
+    perplexity = {"higher_is_better": False, "shown_difference": 4.0, "seeds_for_point": 9}
+    _say_what_ranks_rest_on([row | perplexity])
+    assert "a difference of 4.0 of perplexity; for 1 of" in capsys.readouterr().err
 
 
 def test_what_ranks_rest_on_names_the_home_where_there_are_two(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    row = {"sweep": "s", "home": "h", "backbone": "b", "task": "t", "rank": "1"}
+    row: dict[str, Any] = {"sweep": "s", "home": "h", "backbone": "b", "task": "t", "rank": "1"}
+    row["higher_is_better"] = True
     row |= {"seeds": 3, "shown_difference": 4.0, "seeds_for_point": 9}
     _say_what_ranks_rest_on([row])
     assert "ranks of s, b, t: " in capsys.readouterr().err
@@ -460,6 +467,9 @@ def test_a_dry_run_says_what_the_sweep_will_be_able_to_show(finished: Home, tmp_
     }
     (line,) = verdict_lines(guessed)
     assert line.startswith("verdicts   3 seeds can show a difference of ")
+    prose = tuple(replace(cell, task=make_task(PERPLEXITY)) for cell in plan.cells)
+    (line,) = verdict_lines(verdict_rows(replace(plan, cells=prose), Home(tmp_path)))
+    assert "of perplexity; " in line and "deviate by 1 of perplexity and" in line
     one = plan.config.model_copy(update={"confirm": ConfirmConfig(seeds=[1])})
     (line,) = verdict_lines(verdict_rows(replace(plan, config=one), finished))
     assert "one seed: no rank and no p-value" in line

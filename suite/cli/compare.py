@@ -96,7 +96,12 @@ def _say_what_it_rests_on(rows: Sequence[Row]) -> None:
         return
     for row in rows:
         if row["p"] is not None:
-            said = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
+            said = sentence(
+                row["seeds"],
+                row["shown_difference"],
+                row["seeds_for_point"],
+                higher_is_better=row["higher_is_better"],
+            )
             render.say(f"{row['task']}: {said}", err=True)
 
 

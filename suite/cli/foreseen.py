@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from suite.stats.power import Spread
 
 ASSUMED_DEVIATION = 1.0
-"""Standard deviation of seeds, in points, where nothing has run yet; ours, a round number."""
-ASSUMED = f"if seeds deviate by {ASSUMED_DEVIATION:g} point and test items by nothing (assumed)"
+"""Standard deviation of seeds, in points or in units of a perplexity, where nothing has run yet.
+
+It is ours, a round number.
+"""
 Place = tuple[str, str]
 """A backbone and a task."""
 
@@ -30,7 +32,9 @@ def verdict_rows(plan: Plan, home: Home) -> list[dict[str, Any]]:
     """
     seeds = len(plan.config.confirm.seeds)
     arms: dict[Place, set[str]] = defaultdict(set)
+    directions = {}
     for cell in plan.cells:
+        directions[cell.task.name] = cell.task.higher_is_better
         # Of the architectures that compete, one is confirmed.
         arms[cell.arm.backbone.name, cell.task.name].add(cell.contest or cell.arm.key)
     found = []
@@ -44,24 +48,27 @@ def verdict_rows(plan: Plan, home: Home) -> list[dict[str, Any]]:
             "task": place[1],
             "seeds": seeds,
             "arms": len(names),
+            "higher_is_better": directions[place[1]],
             "shown_difference": None,
             "seeds_for_point": None,
             "basis": None,
         }
         if seeds > 1 and len(names) > 1:
-            row |= _power(known.get(place), seeds, len(names))
+            row |= _power(known.get(place), row)
         found.append(row)
     return found
 
 
-def _power(known: tuple[Spread, str] | None, seeds: int, arms: int) -> dict[str, Any]:
-    from suite.stats.power import Spread, power_of
+def _power(known: tuple[Spread, str] | None, row: dict[str, Any]) -> dict[str, Any]:
+    from suite.stats.power import Spread, power_of, unit_of
 
     spread = Spread(ASSUMED_DEVIATION**2, 0.0)
-    basis = ASSUMED
+    deviation = f"{ASSUMED_DEVIATION:g} {unit_of(row['higher_is_better'])}"
+    basis = f"if seeds deviate by {deviation} and test items by nothing (assumed)"
     if known is not None:
         spread, basis = known
-    power = power_of(spread, seeds=seeds, pairs=arms * (arms - 1) // 2)
+    arms = row["arms"]
+    power = power_of(spread, seeds=row["seeds"], pairs=arms * (arms - 1) // 2)
     return {
         "shown_difference": power.shown,
         "seeds_for_point": power.seeds_for_point,
@@ -88,7 +95,12 @@ def _words(row: dict[str, Any]) -> str:
         return "one arm: nothing to tell it apart from"
     from suite.stats.power import sentence
 
-    said = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
+    said = sentence(
+        row["seeds"],
+        row["shown_difference"],
+        row["seeds_for_point"],
+        higher_is_better=row["higher_is_better"],
+    )
     return f"{said}; ranks of {row['arms']} arms, {row['basis']}"
 
 

@@ -233,7 +233,12 @@ def _say_what_ranks_rest_on(rows: Sequence[Row]) -> None:
         where = f"{sweep}, {row['backbone']}, {row['task']}"
         # Rows of an older file have ranks, and not what these could show.
         if row["rank"] is not None and row["shown_difference"] is not None:
-            words = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
+            words = sentence(
+                row["seeds"],
+                row["shown_difference"],
+                row["seeds_for_point"],
+                higher_is_better=row["higher_is_better"],
+            )
             said[f"ranks of {where}: {words} (Holm over all pairs of its arms)"] = None
         elif values.has_one_seed(row):
             said[f"{where}: {row['rank_missing']}"] = None

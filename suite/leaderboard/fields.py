@@ -582,7 +582,8 @@ class Row:
         unit="percent",
         metric=False,
         average=Average.OWN,
-        meaning="difference between two arms that the ranks show in 80% of cases, with these seeds",
+        meaning="difference between two arms that the ranks show in 80% of cases, with these "
+        "seeds; in the unit of the score",
     )
     seeds_for_point: int | None = integer(
         "seeds for 1 point",

@@ -293,7 +293,12 @@ def _power(report: Report) -> list[Sentence]:
         for where, rows in _admitted(report, task):
             for row in rows:
                 if row["rank"] and row["shown_difference"] is not None:
-                    words = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
+                    words = sentence(
+                        row["seeds"],
+                        row["shown_difference"],
+                        row["seeds_for_point"],
+                        higher_is_better=row["higher_is_better"],
+                    )
                     whose = f"{where} with {row['backbone']}" if len(backbones) > 1 else where
                     said[f"{whose}, {words}"] = None
     if not said:

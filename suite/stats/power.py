@@ -58,12 +58,28 @@ class Power:
     seeds_for_point: int | None
 
 
-def sentence(seeds: int, shown: float | None, seeds_for_point: int | None) -> str:
+def unit_of(higher_is_better: bool | None) -> str:
+    """The unit of a difference of scores, after the number 1.
+
+    Elsewhere a point is 1% of a perplexity, so a whole unit of one has another name.
+    """
+    # Less is better for perplexities alone.
+    return "of perplexity" if higher_is_better is False else "point"
+
+
+def sentence(
+    seeds: int,
+    shown: float | None,
+    seeds_for_point: int | None,
+    *,
+    higher_is_better: bool | None = True,
+) -> str:
     """The same in words: what so many seeds tell apart, and what one point would take.
 
     Args:
         seeds: Seeds of every arm.
         shown, seeds_for_point: As in `Power`.
+        higher_is_better: Whether a higher score is better, which tells the unit.
     """
     if shown is None and seeds < 2:
         return "one seed can tell nothing apart"
@@ -72,10 +88,12 @@ def sentence(seeds: int, shown: float | None, seeds_for_point: int | None) -> st
             "scores do not vary here, or the test items are too few for a verdict: nothing says"
             f" what {seeds} seeds could show"
         )
-    more = f"{POINT:g} point is out of reach ({MOST_SEEDS:,} seeds would not do)"
+    unit = unit_of(higher_is_better)
+    units = "points" if unit == "point" else unit
+    more = f"{POINT:g} {unit} is out of reach ({MOST_SEEDS:,} seeds would not do)"
     if seeds_for_point is not None:
-        more = f"for {POINT:g} point {seeds_for_point} seeds"
-    return f"{seeds} seeds can show a difference of {shown:.1f} points; {more}"
+        more = f"for {POINT:g} {unit} {seeds_for_point} seeds"
+    return f"{seeds} seeds can show a difference of {shown:.1f} {units}; {more}"
 
 
 def spread_of(evidence: Evidence) -> Spread | None:
