@@ -332,6 +332,8 @@ def test_numbers_and_na_in_a_text_column_of_a_csv_file_are_text(root: Path) -> N
     ("words", "written"),
     [
         (["true", "false"], ["true", "false", "true"]),
+        (["true", "false"], [True, False, True]),
+        (["True", "False"], [True, False, True]),
         (["1", "2"], ["1", "2", "1"]),
         (["2020-01-01", "2020-01-02"], ["2020-01-01", "2020-01-02", "2020-01-01"]),
         (["no", "yes"], [0, 1, 0]),

@@ -216,6 +216,14 @@ def test_words_that_are_given_may_be_meant_by_position(write: Write) -> None:
     assert labels_of(task) == [0, 1] * 5
 
 
+@pytest.mark.parametrize("words", [["true", "false"], ["True", "False"]])
+def test_true_is_the_first_class_where_the_words_say_so(words: list[str], write: Write) -> None:
+    lines = [json.dumps({"text": "t", "label": value}) for value in [True, False] * 5]
+    Path("rows.jsonl").write_text("\n".join(lines))
+    task = load_task_file(write({"files": "rows.jsonl"}, label={"words": words}))
+    assert labels_of(task) == [0, 1] * 5
+
+
 def test_positions_and_words_are_told_apart_by_all_files(write: Write) -> None:
     for split, numbers in (("train", [0, 1, 2, 3]), ("validation", [1, 2, 3, 3])):
         rows = [{"text": f"{split} {n}", "label": number} for n, number in enumerate(numbers)]

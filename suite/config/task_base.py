@@ -158,6 +158,11 @@ class LabelConfig(Strict):
     range: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
     step: Annotated[float, Field(gt=0)] = 0.2
 
+    @property
+    def true_first(self) -> bool:
+        """Whether the words are true and false in this order, so that true is class 0."""
+        return [word.lower() for word in self.words or ()] == ["true", "false"]
+
     @field_validator("column", mode="before")
     @classmethod
     def _one_column(cls, column: Any) -> Any:

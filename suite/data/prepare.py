@@ -27,7 +27,7 @@ from suite.data.splits import Part, Rows, SplitName, plan_splits
 from suite.errors import DataError
 from suite.files import make_once, read_json
 
-FORMAT = 2
+FORMAT = 3
 """Raise this number when the files change."""
 CHUNK_ROWS = 1000
 """Rows tokenised at a time."""
@@ -186,7 +186,8 @@ def split_rows(
 def number_labels(table: pa.Table, task: TaskConfig, *, where: str) -> pa.Table:
     """The table with labels as numbers, their positions in `label.words`.
 
-    Labels may be written out as these words, or be false (0) and true (1).
+    Labels may be written out as these words, or be false (0) and true (1); the other way round
+    where the words are true and false.
 
     Raises:
         DataError: A label is none of the words.
@@ -197,6 +198,8 @@ def number_labels(table: pa.Table, task: TaskConfig, *, where: str) -> pa.Table:
     words = task.label.words
     labels = table[column]
     if pa.types.is_boolean(labels.type):
+        if task.label.true_first:
+            labels = pc.invert(labels)
         numbers = labels.cast(pa.int64())
     elif is_text(labels.type):
         numbers = pc.index_in(labels, value_set=pa.array(words, labels.type))

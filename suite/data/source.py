@@ -304,6 +304,8 @@ def _labels(file: Table, column: str, task: LabelTask, *, words: bool) -> pa.Arr
     if words:
         return pa.array(texts)
     positions = {"false": "0", "true": "1"}
+    if task.label.true_first:
+        positions = {"true": "0", "false": "1"}
     texts = [positions.get(text, text) for text in texts]
     if all(text.isdecimal() for text in texts):
         return pa.array([int(text) for text in texts], pa.int64())
@@ -362,7 +364,7 @@ class LocalSource(Source):
             values = table[column]
             if isinstance(task, LabelTask) and column == task.label.column:
                 if not self._labels_are_words:
-                    values = _positions(values, task)
+                    values = _positions(values)
             elif column == task.id:
                 # the same name is the same text in every split
                 values = _whole(values).cast(pa.string())
@@ -460,7 +462,7 @@ def _whole(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     return texts
 
 
-def _positions(texts: pa.ChunkedArray, task: LabelTask) -> pa.ChunkedArray:
+def _positions(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Labels that are not all words: whole numbers, false and true, or texts as they are."""
     trimmed = pc.utf8_trim_whitespace(texts)
     filled = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed)
@@ -468,9 +470,6 @@ def _positions(texts: pa.ChunkedArray, task: LabelTask) -> pa.ChunkedArray:
         return filled.cast(pa.int64())
     except pa.ArrowInvalid:
         pass
-    # to a task that calls its first label true, position 1 would be false
-    if [word.lower() for word in task.label.words or ()] == ["true", "false"]:
-        return texts
     lower = pc.utf8_lower(filled)
     if pc.all(pc.is_in(lower, pa.array(["false", "true"]), skip_nulls=False)).as_py():
         return lower.cast(pa.bool_())
