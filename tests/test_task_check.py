@@ -308,6 +308,11 @@ def score(predictions, golds):
             2,
             "right answers score 0, always 'no' scores 60: more must be better",
         ),
+        (
+            "sum(p == g for p, g in zip(predictions, golds)) / len(golds)",
+            0,
+            "right answers score 1, always 'no' scores 0.5: right answers should score 100",
+        ),
         ("1 / (len(set(predictions)) - 2)", 2, "toy2.py:6: score(): ZeroDivisionError"),
     ],
 )

@@ -197,6 +197,12 @@ def check_metrics(rows: TaskRows, sample: TaskRows, objective: Objective) -> lis
             # such a metric would rank a model that learnt nothing first
             if same >= best:
                 return [Finding("fail", "metrics", f"{text}: more must be better")]
+        if best <= 1 and own_score(task) is not None:
+            text += (
+                ": right answers should score 100, because the search and the verdicts take a "
+                "difference of 1 for a small one; multiply the score by 100"
+            )
+            return [Finding("warn", "metrics", text), *_check_references(task, rows)]
     except SuiteError as error:
         return [Finding("fail", "metrics", str(error))]
     except ValueError as error:
