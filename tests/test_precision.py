@@ -15,6 +15,7 @@ from suite.config import precision
 from suite.config.precision import precision_of
 from suite.config.training import TrainingConfig
 from suite.profiling.batches import training_batch
+from suite.profiling.setting import make_setting
 from suite.record.folder import Home
 from suite.storage.workspace import Workspace
 from suite.train.build import build_model
@@ -49,6 +50,21 @@ def test_auto_takes_autocast_where_the_processor_multiplies_bf16(
     assert precision_of(TrainingConfig(precision="fp32"), "cpu") == "fp32"
     info.unlink()
     assert precision_of(TrainingConfig(), "cpu") == "fp32"
+
+
+@pytest.mark.parametrize(("in_hardware", "found"), [(True, "bf16"), (False, "fp32")])
+def test_auto_takes_bf16_only_on_a_gpu_that_does_not_emulate_it(
+    in_hardware: bool, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: in_hardware or including_emulation,
+    )
+    assert precision_of(TrainingConfig(), "cuda") == found
+    assert make_setting({"batch": None}).dtype == found
+    assert make_setting({"device": "cpu"}).dtype == "fp32"
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "read", "lst", "peft:prefix-tuning"])

@@ -66,6 +66,17 @@ def test_a_trial_in_bf16_comes_back_in_bf16(home: Home) -> None:
     assert same_weights(restored.model, trained)
 
 
+def test_a_trial_comes_back_in_what_it_computed_in_whatever_auto_is_here(home: Home) -> None:
+    spec = trained_spec("lora", "bert", training=TrainingConfig(max_length=48))
+    folder, trained = write_trained(home, spec)
+    result = folder.result()
+    assert result is not None
+    # As of a GPU without bf16; a host without a GPU takes "auto" there for bf16.
+    there = {"precision": "fp32", "provenance": result.provenance | {"device": "cuda"}}
+    folder.write_result(result.model_copy(update=there))
+    assert same_weights(restore(folder, home).model, trained)
+
+
 def test_pretrained_weights_are_part_of_it(home: Home) -> None:
     spec = pretrained_arm(home)
     folder, trained = write_trained(home, spec, weights=home.pretrained(PRETRAIN).weights)

@@ -103,7 +103,7 @@ def lm_eval(
         typer.Option(metavar="D", help="cpu, cuda or cuda:N. (default: the GPU if there is one)"),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="auto, fp32, bf16 or fp16; auto = bf16 on a GPU.")
+        str, typer.Option(help="auto, fp32, bf16 or fp16; auto = bf16 on a GPU that has it.")
     ] = "auto",
     max_length: Annotated[
         int | None,

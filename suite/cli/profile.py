@@ -86,7 +86,7 @@ def profile(
         typer.Option(help="Whether each rank keeps all frozen weights, or ZeRO-3 gathers them."),
     ] = FrozenWeights.RESIDENT,
     dtype: Annotated[
-        Precision, typer.Option(help="auto: bf16 on a GPU, fp32 on a CPU.")
+        Precision, typer.Option(help="auto: bf16 on a GPU that has it, else fp32.")
     ] = Precision.AUTO,
     device: Annotated[Device, typer.Option(help="auto: the GPU where there is one.")] = Device.AUTO,
     rounds: Annotated[

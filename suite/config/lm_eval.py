@@ -59,7 +59,7 @@ class LmEvalConfig(Strict):
         None, description="tokens that the model sees at a time; null = what its positions allow"
     )
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="type of the weights; auto = bf16 on a GPU, fp32 on a CPU"
+        "auto", description="type of the weights; auto = bf16 on a GPU that has it, else fp32"
     )
     seed: Seed = Field(1234, description="draws the examples (lm-eval's default)")
     before: bool = Field(False, description="also evaluate what each arm starts from, untrained")

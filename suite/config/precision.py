@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from suite.config.training import Precision, TrainingConfig
 
@@ -16,10 +17,23 @@ def precision_of(training: TrainingConfig, device: str) -> Precision:
     if training.precision != "auto":
         return training.precision
     if device == "cuda":
-        return "bf16"
+        return gpu_precision()
     if has_fast_bf16():
         return "bf16-autocast"
     return "fp32"
+
+
+def gpu_precision() -> Literal["fp32", "bf16"]:
+    """bf16, or fp32 where this host's GPU only emulates bf16 (before Ampere).
+
+    A host without a GPU, which plans for workers that have one, answers bf16.
+    """
+    # Here, because a dry run without GPUs need not wait for torch.
+    import torch
+
+    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return "fp32"
+    return "bf16"
 
 
 def has_fast_bf16() -> bool:

@@ -88,7 +88,7 @@ class TrainingConfig(Strict):
     precision: Literal[Precision, "auto"] = Field(
         "auto",
         description="bf16-autocast = fp32 weights, products of matrices in bf16; auto = bf16 on a "
-        "GPU, bf16-autocast on a CPU with AMX or AVX-512 for bf16, fp32 on another CPU",
+        "GPU that has it, bf16-autocast on a CPU with AMX or AVX-512 for bf16, fp32 elsewhere",
     )
     zero_stage: Annotated[int, Field(ge=0, le=3)] | Literal["auto"] = Field(
         3,

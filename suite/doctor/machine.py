@@ -81,7 +81,7 @@ def _bf16(api: Any, handle: Any) -> Finding:
     capability = tuple(api.nvmlDeviceGetCudaComputeCapability(handle))
     text = f"compute capability {capability[0]}.{capability[1]}"
     if capability < BF16_SINCE:
-        remedy = "set training.precision: fp32 in sweeps for these GPUs"
+        remedy = "leave training.precision at auto, which is fp32 there"
         return warn("bf16", found=f"{text}: no bfloat16", remedy=remedy)
     return ok("bf16", found=text)
 

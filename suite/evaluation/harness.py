@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from suite.config.lm_eval import LmEvalConfig, Request
+from suite.config.precision import gpu_precision
 from suite.errors import ConfigError, DataError
 from suite.evaluation.library import Library, Loaded, quiet, short_reason
 from suite.record.lm_eval import Evaluation, Score, Settings, TaskScores
@@ -71,7 +72,7 @@ def settings_of(
         )
     dtype = config.dtype
     if dtype == "auto":
-        dtype = "fp32" if device == "cpu" else "bf16"
+        dtype = "fp32" if device == "cpu" else gpu_precision()
     return Settings(
         task=request.name,
         shots=request.shots,

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from suite.config.loader import Strict, validate
 from suite.config.numbers import Count, Seconds
+from suite.config.precision import gpu_precision
 from suite.config.training import TrainingConfig
 
 
@@ -113,7 +114,7 @@ def make_setting(given: Mapping[str, Any]) -> Setting:
         found["device"] = "cuda" if torch.cuda.is_available() else "cpu"
     on_gpu = found["device"] == "cuda"
     if found["dtype"] == "auto":
-        found["dtype"] = "bf16" if on_gpu else "fp32"
+        found["dtype"] = gpu_precision() if on_gpu else "fp32"
     if found["batch"] is None:
         found["batch"] = 96 if on_gpu else 8  # 96: READ's batch (arXiv 2305.15348)
     return validate(Setting, found, where="suite profile")

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from suite.backbones.bpe import parse_bpe
 from suite.backbones.loading import ResolvedBackbone, load_tokenizer, resolve
 from suite.backbones.weights import cast_weights
+from suite.config.precision import precision_of
 from suite.data.make_objective import objective_of
 from suite.data.objective import Objective
 from suite.data.tokenizer import tokenizer_fingerprint
@@ -32,7 +33,6 @@ from suite.record.folder import Home, TrialFolder
 from suite.record.result import TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.train.build import build_model
-from suite.train.engine_config import uses_bf16
 from suite.train.fingerprint import frozen_fingerprint
 from suite.train.initial import prepared_folder, take_prepared
 from suite.train.quiet import quieten_deepspeed
@@ -88,7 +88,9 @@ def restore(folder: TrialFolder, home: Home, *, start_of: str | None = None) -> 
         # Without it the trained tensors are enough, unless frozen weights changed: the hash tells.
         if prepared.exists():
             take_prepared(model, prepared)
-    if uses_bf16(spec.training, result.provenance.get("device", "cpu")):
+    # This host may have no GPU, or another one.
+    device = result.provenance.get("device", "cpu")
+    if (result.precision or precision_of(spec.training, device)) == "bf16":
         # Before the hash is taken: the trial hashed the weights that it computed with.
         cast_weights(model, torch.bfloat16)
     start = {}

@@ -245,7 +245,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
     if len(set(gather_objects(precision))) > 1:
         raise IncompatibleError(
             f"training.precision: auto is {precision} on this host and another one on others of "
-            "this trial, whose processors differ; name a precision"
+            "this trial, whose processors or GPUs differ; name a precision"
         )
     if precision == "bf16-autocast":
         autocast_forwards(model, device)
