@@ -67,6 +67,19 @@ def run(trainer: Trainer, spec: TrialSpec) -> TrialResult:
     return trainer.finish()
 
 
+def with_one_infinite_gradient(trainer: Trainer, spec: TrialSpec) -> TrialResult:
+    """A trial of which the gradient of one weight is infinite in its second backward pass."""
+    trainer.start(spec)
+    model = next(iter(trainer._runs.values())).warm.engine.module
+    factors = iter([1.0, math.inf])
+    weight = next(p for p in model.parameters() if p.requires_grad)
+    handle = weight.register_hook(lambda gradient: gradient * next(factors, 1.0))
+    while not trainer.epoch().done:
+        pass
+    handle.remove()
+    return trainer.finish()
+
+
 def curve(result: TrialResult) -> list[tuple[float, float]]:
     return [(epoch.train_loss, epoch.validation_score) for epoch in result.epochs]
 
@@ -149,6 +162,7 @@ def everything(_number: int, folder: Path) -> str:
 
     found["validity resumed"] = [full.validity.model_dump(), resumed.validity.model_dump()]
     found["diverged"] = run(trainer, make_spec(1e37, method="full")).model_dump(mode="json")
+    found["skipped"] = with_one_infinite_gradient(trainer, make_spec(method="full")).status
     try:
         trainer.start(make_spec(training=TRAINING.model_copy(update={"batch_size": 65})))
     except TrialEndedError as error:
@@ -302,6 +316,10 @@ def test_a_loss_that_is_not_finite_ends_the_trial_as_diverged(found: dict[str, A
     assert found["diverged"]["status"] == Status.DIVERGED
     assert found["diverged"]["score"] is None
     assert "NaN" in found["diverged"]["missing"]["score"]
+
+
+def test_a_gradient_that_is_not_finite_ends_the_trial_as_diverged(found: dict[str, Any]) -> None:
+    assert found["skipped"] == Status.DIVERGED
 
 
 def test_a_trials_own_error_is_recorded_as_failed(found: dict[str, Any]) -> None:

@@ -171,6 +171,14 @@ class Engine:
         return loss.detach().float()
 
     @property
+    def skipped_steps(self) -> int:
+        """Steps without an update, since their gradient was not finite; the same on all ranks.
+
+        DeepSpeed skips them in silence. At stage 0 in fp32 such a gradient reaches the weights.
+        """
+        return int(self._engine.skipped_steps)
+
+    @property
     def gathers(self) -> bool:
         """Whether a forward pass gathers weights, so that all ranks must make the same number."""
         return self._partitions and not self._is_whole

@@ -110,12 +110,15 @@ class _Lane:
     """A trial in the epoch.
 
     Attributes:
-        total, half: Sum of its losses so far, and that of the epoch's first half.
+        total, half: Sum of its losses so far, and that of the epoch's first half. NaN once a
+            gradient was not finite.
+        skipped_before: Steps that its engine had skipped when the epoch began.
     """
 
     start: EpochStart
     total: torch.Tensor
     half: torch.Tensor
+    skipped_before: int
 
     @property
     def run(self) -> RunningTrial:
@@ -142,8 +145,8 @@ def train_epoch(
         leaving: Whether this rank was told to leave.
 
     Returns:
-        By trial, the mean loss over steps and ranks; None for one whose loss is not finite on some
-        rank, which trains no further.
+        By trial, the mean loss over steps and ranks; None for one of which a loss or gradient is
+        not finite on some rank, which trains no further.
 
     Raises:
         PreemptedError: A rank is to leave, and a checkpoint of every trial is committed.
@@ -219,6 +222,7 @@ def _lane(start: EpochStart) -> _Lane:
         start,
         torch.tensor(total, device=engine.device),
         torch.tensor(half, device=engine.device),
+        engine.skipped_steps,
     )
 
 
@@ -253,6 +257,9 @@ def _step(
     for lane, loss in zip(lanes, losses, strict=True):
         # DeepSpeed divides the gradients by the number of micro-batches as well.
         lane.total += loss / len(inputs)
+        if lane.engine.skipped_steps > lane.skipped_before:
+            # A lost update ends the trial as a loss that is not finite does.
+            lane.total.fill_(math.nan)
 
 
 def _mean(lane: _Lane, number: int, half_steps: int) -> float | None:

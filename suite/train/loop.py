@@ -253,7 +253,7 @@ class Trainer:
         for start, loss in zip(starts, losses, strict=True):
             # The ranks have voted on this, so that all of them end here.
             if loss is None:
-                why = f"epoch {number}: loss is not finite"
+                why = f"epoch {number}: a loss or gradient is not finite"
                 reports[start.run.folder.hash] = self._diverged(start.run, why)
             else:
                 going.append((start, loss))

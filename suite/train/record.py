@@ -96,7 +96,7 @@ def why_no_score(status: Status, epochs: int) -> str:
     """Why a trial has no score although it met no error."""
     if status is Status.PRUNED:
         return f"pruned after epoch {epochs}; validation_score is that of its best epoch"
-    return "the loss, or the score itself, became NaN or infinite"
+    return "a loss, a gradient or the score became NaN or infinite"
 
 
 def _frozen_dropout(run: RunningTrial) -> Literal["off", "no effect"] | None:
