@@ -37,7 +37,7 @@ __all__ = ["suite"]
 
 def make_quick(patch: pytest.MonkeyPatch) -> None:
     """Take the device's speed from products that are soon done."""
-    patch.setattr(peak, "SIDES", {"cpu": 256})
+    patch.setattr(peak, "SIDES", {"cpu": 256, "cuda": 256})
     patch.setattr(peak, "SECONDS", 0.05)
 
 
@@ -124,6 +124,16 @@ def memory_of(arm: Any, setting: Setting, *, rank: int = 0) -> Memory:
 
 
 ALL = ["full", "lora", "read", "lst", "adapter", "bitfit", "prompt"]
+
+
+def test_a_slice_of_a_board_is_measured_and_not_taken_for_the_whole_board(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peak, "measured_flops", lambda setting, side: 1.0)
+    setting = Setting(**SHORT | {"device": "cuda", "dtype": "bf16"})
+    flops, source = peak.peak_flops(setting, "NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    assert flops == 1.0 and "fastest product" in source
+    assert peak.peak_flops(setting, "NVIDIA A100-SXM4-40GB")[0] == 311.9e12
 
 
 def test_gpus_that_do_not_answer_end_the_profile_with_a_message(

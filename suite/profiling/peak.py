@@ -137,7 +137,8 @@ def free_bytes(setting: Setting) -> int:
 
 def peak_flops(setting: Setting, name: str) -> tuple[float, str]:
     """Find a device's operations per second in the setting's precision, and their source."""
-    if setting.device == "cuda" and setting.dtype == "bf16":
+    # A slice of a split board, "NVIDIA A100-SXM4-40GB MIG 1g.5gb", has a part of its units.
+    if setting.device == "cuda" and setting.dtype == "bf16" and " MIG " not in name:
         for board, flops in DENSE_BF16.items():
             # Whole words: "L4" must not match an L40S.
             if re.search(rf"\b{board}\b", name):
