@@ -428,6 +428,14 @@ def test_memory_that_ran_out_is_no_fault_of_the_machine_whoever_says_it() -> Non
     assert is_infrastructure(lost) and status_of(lost) is Status.FAILED
 
 
+def test_a_bug_in_a_kernel_is_the_trials_fault_though_its_message_names_assertions() -> None:
+    # As torch builds them: the advice stands below every error of CUDA.
+    advice = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    for text in ("device-side assert triggered", "an illegal memory access was encountered"):
+        assert not is_infrastructure(RuntimeError(f"CUDA error: {text}{advice}"))
+    assert is_infrastructure(RuntimeError(f"CUDA error: unspecified launch failure{advice}"))
+
+
 def test_files_that_a_machine_lacks_are_not_the_trials_fault() -> None:
     for error in (DataError("x"), HubUnreachableError("x"), UnknownNameError("task", "x", [])):
         assert is_infrastructure(error)

@@ -54,7 +54,6 @@ _SIGNS = (
     "nccl",
     "gloo",
     # of a lost GPU
-    "device-side assert",
     "unspecified launch failure",
     "ecc error",
     "device unavailable",
