@@ -19,7 +19,16 @@ import torch
 
 from suite.errors import ResourceError
 from suite.plan import partitioning
-from suite.profiling import ArmProfile, Setting, choose, estimate_only, measure, peak, ratios
+from suite.profiling import (
+    ArmProfile,
+    Setting,
+    choose,
+    estimate_only,
+    measure,
+    peak,
+    ratios,
+    worker,
+)
 from suite.profiling import run as profile_run
 from suite.profiling.estimate import estimate
 from suite.profiling.figures import ATTENTION_WEIGHTS, against_full, draw
@@ -389,6 +398,37 @@ class Undying:
 
     def join(self, timeout: float | None = None) -> None:
         self.waited_s.append(timeout)
+
+
+class Unserved:
+    """Stands for `Serving`; a forward pass ends in an error."""
+
+    error = RuntimeError()
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def inference(self, batch: int) -> None:
+        raise self.error
+
+    def why_not(self, context: int) -> str:
+        return "no decoder"
+
+
+def test_a_gpu_that_fails_in_use_ends_the_ranks_and_one_that_is_full_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "Serving", Unserved)
+    (arm,) = arms_of("bert", ["full"])
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(Unserved, "error", RuntimeError("CUDA error: an illegal memory access"))
+    assert (
+        "failed" in worker.measured_serving(arm, Setting(**SHORT), CPU)["missing"]["inference[1]"]
+    )
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        worker.measured_serving(arm, Setting(**SHORT), gpu)
+    monkeypatch.setattr(Unserved, "error", torch.OutOfMemoryError("CUDA out of memory"))
+    assert "oom" in worker.measured_serving(arm, Setting(**SHORT), gpu)["missing"]["inference[1]"]
 
 
 def test_a_rank_that_does_not_die_is_waited_for_a_while_and_not_for_ever(

@@ -152,6 +152,10 @@ def measured_serving(arm: ArmChoice, setting: Setting, device: torch.device) -> 
     """Measure inference at every batch size and decoding at every context, ready for JSON.
 
     What does not fit stands in `missing` with the reason.
+
+    Raises:
+        RuntimeError: On a GPU, anything but a lack of memory: CUDA may not work in this process
+            any more, and the next arm would fail for it.
     """
     serving = Serving(arm, setting, device)
     inference = []
@@ -162,17 +166,24 @@ def measured_serving(arm: ArmChoice, setting: Setting, device: torch.device) -> 
             # A batch that is too large leaves the smaller ones their numbers.
             inference.append(serving.inference(batch).model_dump())
         except (RuntimeError, MemoryError) as error:
-            missing[f"inference[{batch}]"] = f"{error_status(error)}: {one_line(error)}"
+            missing[f"inference[{batch}]"] = _why_missing(error, device)
     for context in setting.contexts:
         reason = serving.why_not(context)
         if reason is None:
             try:
                 decoding.append(serving.decoding(context).model_dump())
             except (RuntimeError, MemoryError) as error:
-                reason = f"{error_status(error)}: {one_line(error)}"
+                reason = _why_missing(error, device)
         if reason is not None:
             missing[f"decoding[{context}]"] = reason
     return {"inference": inference, "decoding": decoding, "missing": missing}
+
+
+def _why_missing(error: RuntimeError | MemoryError, device: torch.device) -> str:
+    status = error_status(error)
+    if device.type == "cuda" and status != "oom":
+        raise error
+    return f"{status}: {one_line(error)}"
 
 
 def error_status(error: BaseException) -> str:
