@@ -40,6 +40,15 @@ def test_release_memory_returns_freed_memory_to_the_system() -> None:
     assert baseline_bytes(CPU) - before < 20_000_000
 
 
+def test_what_a_process_holds_is_its_tensors_on_a_gpu_and_its_host_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_gpu = 2**60
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: on_gpu)
+    block = torch.ones(10_000_000)  # 40 MB of the host
+    assert baseline_bytes(torch.device("cuda")) > on_gpu + block.nbytes
+
+
 def test_a_resident_peak_that_cannot_be_reset_is_null_with_the_reason(tmp_path: Path) -> None:
     meter = PhaseMeter(CPU)
     meter._resident = ResidentPeak(tmp_path / "no-proc")

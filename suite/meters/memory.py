@@ -20,11 +20,12 @@ from suite.meters.clock import Unavailable
 
 
 def baseline_bytes(device: torch.device) -> int:
-    """Memory that this process holds now: tensors on a GPU, the resident set on a CPU."""
+    """Memory that this process holds now: its resident set, and on a GPU also its tensors there."""
     release_memory()
+    held = int(psutil.Process().memory_info().rss)
     if device.type == "cuda":
-        return int(torch.cuda.memory_allocated(device))
-    return int(psutil.Process().memory_info().rss)
+        held += int(torch.cuda.memory_allocated(device))
+    return held
 
 
 def release_memory() -> None:

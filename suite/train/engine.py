@@ -435,6 +435,8 @@ class Engine:
         parameter_offload.FWD_MODULE_STACK.clear()
         _clear_caches(PartitionedParameterCoordinator)
         del self._engine
+        # Whoever holds the engine a little longer would hold these tensors too.
+        self._template = None
         gc.collect()
 
     def _weights(self, *, trained: bool) -> Iterator[tuple[str, torch.Tensor]]:
