@@ -33,6 +33,7 @@ from suite.profiling import run as profile_run
 from suite.profiling.estimate import estimate
 from suite.profiling.figures import ATTENTION_WEIGHTS, against_full, draw
 from suite.profiling.record import Estimate, Memory, Profile
+from suite.profiling.setting import make_setting
 from suite.profiling.training import Training
 from suite.profiling.worker import Message, Visit
 from suite.train.process_group import close_process_group, free_port, init_process_group
@@ -143,6 +144,12 @@ def test_a_slice_of_a_board_is_measured_and_not_taken_for_the_whole_board(
     flops, source = peak.peak_flops(setting, "NVIDIA A100-SXM4-40GB MIG 1g.5gb")
     assert flops == 1.0 and "fastest product" in source
     assert peak.peak_flops(setting, "NVIDIA A100-SXM4-40GB")[0] == 311.9e12
+
+
+def test_steps_are_timed_for_longer_on_a_gpu() -> None:
+    assert make_setting({"device": "cuda"}).seconds == 10.0
+    assert make_setting({"device": "cpu"}).seconds == 3.0
+    assert make_setting({"device": "cuda", "seconds": 0.5}).seconds == 0.5
 
 
 def test_gpus_that_do_not_answer_end_the_profile_with_a_message(

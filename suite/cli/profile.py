@@ -97,11 +97,13 @@ def profile(
         ),
     ] = 3,
     seconds: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0.01, help="Seconds of timed training steps per arm and round (at least 5 steps)."
+            min=0.01,
+            help="Seconds of timed training steps per arm and round, at least 5 steps. "
+            "(default: 10 on a GPU, 3 on a CPU)",
         ),
-    ] = 3.0,
+    ] = None,
     infer_batch: Annotated[
         str, typer.Option(metavar="N,...", help="Examples of a forward pass without gradients.")
     ] = "1,32",

@@ -101,15 +101,15 @@ def make_setting(given: Mapping[str, Any]) -> Setting:
     """The setting, with what is left open filled in for this machine.
 
     Args:
-        given: Keys of `Setting`. A batch of None, and `auto` for device and dtype, which are the
-            defaults, are left open.
+        given: Keys of `Setting`. A batch or seconds of None, and `auto` for device and dtype, which
+            are the defaults, are left open.
 
     Raises:
         ConfigError: The values do not go together.
     """
     import torch
 
-    found = {"batch": None, "device": "auto", "dtype": "auto", **given}
+    found = {"batch": None, "seconds": None, "device": "auto", "dtype": "auto", **given}
     if found["device"] == "auto":
         found["device"] = "cuda" if torch.cuda.is_available() else "cpu"
     on_gpu = found["device"] == "cuda"
@@ -117,4 +117,7 @@ def make_setting(given: Mapping[str, Any]) -> Setting:
         found["dtype"] = gpu_precision() if on_gpu else "fp32"
     if found["batch"] is None:
         found["batch"] = 96 if on_gpu else 8  # 96: READ's batch (arXiv 2305.15348)
+    if found["seconds"] is None:
+        # NVML's energy counter is refreshed every 20 to 100 ms, which must be little beside them.
+        found["seconds"] = 10.0 if on_gpu else 3.0
     return validate(Setting, found, where="suite profile")
