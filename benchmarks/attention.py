@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import yaml
 from torch import Tensor
+from torch.autograd import DeviceType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -481,7 +482,9 @@ def profiled(arm: Arm, run: Callable[[Arm], object]) -> tuple[dict[str, float], 
     for _ in range(PROFILED):
         with profile(activities=activities) as recorded:
             run(arm)
-        events = recorded.key_averages()
+        # Of operations alone: a kernel's time stands in its operation's too, and an event of the
+        # kernel's own would count it twice.
+        events = [e for e in recorded.key_averages() if e.device_type == DeviceType.CPU]
         count = sum(e.count for e in events)
         for e in events:
             found[e.key].append(
