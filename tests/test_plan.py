@@ -339,6 +339,9 @@ def test_a_method_that_does_not_work_on_a_family_is_refused(tmp_path: Path) -> N
 def test_resources_default_to_a_worker_per_gpu_or_one_cpu_worker() -> None:
     on_gpus = lay_out(ResourceConfig(), [{"CPU": 8, "GPU": 4}, {"CPU": 8, "GPU": 4}])
     assert (on_gpus.workers, on_gpus.gpus, on_gpus.device, on_gpus.slots) == (8, 1.0, "cuda", 1)
+    shared = lay_out(ResourceConfig(gpus_per_worker=0.5), [{"CPU": 8, "GPU": 4}])
+    assert (shared.workers, shared.slots) == (1, 8), "ranks of one trial share no GPU"
+    assert on_gpus.memory_frac == 1.0 and shared.memory_frac == 0.45
     on_cpus = lay_out(ResourceConfig(), [{"CPU": 5.0}])
     assert (on_cpus.workers, on_cpus.gpus, on_cpus.device, on_cpus.slots) == (1, 0.0, "cpu", 5)
     assert lay_out(ResourceConfig(), [{"CPU": 8.0}], workers=4).workers == 4, (

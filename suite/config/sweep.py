@@ -300,7 +300,11 @@ class ResourceConfig(Strict):
         {}, description="other numbers of workers, by name of the backbone"
     )
     cpus_per_worker: PositiveAmount = 1.0
-    gpus_per_worker: Amount | None = None
+    gpus_per_worker: Amount | None = Field(
+        None,
+        description="null = 1 where there are GPUs; below 1, trials of one worker share a GPU: "
+        "their times are those beside a neighbour, and their energy is null",
+    )
     concurrent_trials: Count | None = Field(
         None, description="upper bound on trials at a time; null = what fits"
     )

@@ -15,6 +15,9 @@ DEFAULT_CPU_WORKERS = 1
 """Two trials of one worker take less time on two cores than one after the other with two workers,
 which wait for one another in every step."""
 LEAST_CPUS = 2
+CONTEXT_FRAC = 0.05
+"""Of a GPU's memory, what each process that shares it takes beside its tensors: CUDA's context with
+kernels and libraries, some 0.5 GB. Ours; torch's bound on a process leaves it out."""
 FIT_EPS = 1e-6
 CGROUP = Path("/sys/fs/cgroup")
 Node = Mapping[str, float]
@@ -105,6 +108,14 @@ class Layout:
         return "cpu"
 
     @property
+    def memory_frac(self) -> float:
+        """The share of its GPU's memory that a worker's tensors may take."""
+        if self.gpus >= 1:
+            # A rank computes on one GPU, however many it has reserved.
+            return 1.0
+        return max(self.gpus - CONTEXT_FRAC, self.gpus / 2)
+
+    @property
     def threads(self) -> int:
         """CPU threads per worker."""
         return max(1, floor(self.cpus))
@@ -158,8 +169,8 @@ def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | Non
             gpus = 1.0
     default_workers = DEFAULT_CPU_WORKERS
     # On GPUs a trial gets all that it can reach, one for each rank. Where a sweep wants GPUs and
-    # there are none, one worker is enough to be told so below.
-    if gpus and total_gpus:
+    # there are none, one worker is enough to be told so below. Only a single rank may have a part.
+    if gpus >= 1 and total_gpus:
         default_workers = total_gpus
     # An earlier run of the sweep comes before the cluster's size, because the world size is part of
     # every trial's identity.
@@ -167,7 +178,6 @@ def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | Non
     sizes = {"workers": workers}
     for name, size in config.workers_by_backbone.items():
         sizes[f"workers_by_backbone.{name}"] = size
-    # A single rank may have a part of a GPU.
     if gpus and not isclose(gpus, round(gpus)) and max(*sizes.values(), 1) > 1:
         raise ResourceError(
             f"resources.gpus_per_worker: got {gpus:g} with {workers} workers, expected a whole "

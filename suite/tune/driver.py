@@ -342,18 +342,17 @@ def _usable_bytes(plan: Plan, memory: WorkerMemory, partitioning: Partitioning) 
 def _worker_bytes(plan: Plan, layout: Layout, nodes: Sequence[Node]) -> int | None:
     """Memory that one worker may take; None = unknown."""
     if layout.device == "cuda":
-        return _gpu_bytes(layout.gpus)
+        return _gpu_bytes(layout.memory_frac)
     most_workers = max(plan.workers(cell) for cell in plan.cells)
     return cpu_worker_bytes(layout, nodes, most_workers=most_workers)
 
 
-def _gpu_bytes(gpus: float) -> int | None:
-    """Memory of a worker's GPU, or of its part of one, on the node with the smallest."""
+def _gpu_bytes(frac: float) -> int | None:
+    """Memory of a worker's GPU, or this part of it, on the node with the smallest."""
     answers = [size for size in ask_nodes(alive_nodes(), local_gpu_bytes).values() if size]
     if not answers:
         return None
-    # A rank computes on one GPU, however many it has reserved.
-    return int(min(answers) * min(gpus, 1.0))
+    return int(min(answers) * frac)
 
 
 # ---- the trials ----------------------------------------------------------------------------------

@@ -280,7 +280,7 @@ class Group:
             }
             if 0 < layout.gpus < 1:
                 # Trials that share a GPU must not take one another's memory.
-                place["memory_frac"] = layout.gpus
+                place["memory_frac"] = layout.memory_frac
             gpus = _gpus_on(location.node, locations) if layout.gpus else []
             arguments.append(
                 (self.settings.trainer, self.settings.workspace, gpus, location.interface, place)
