@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,6 +203,18 @@ def test_the_driver_estimates_what_a_small_memory_leaves_open(
     assert enough.partitioning == WHOLE
     assert "the largest arm needs about" in enough.why
     assert decided(needed / 100).partitioning == PARTITIONED
+
+
+@pytest.mark.usefixtures("toy_roots")
+def test_all_weights_lie_on_each_gpu_once_however_small_a_share_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    share = SimpleNamespace(memory=SimpleNamespace(peak_bytes=1, optimizer_bytes=0))
+    monkeypatch.setattr(fit, "estimate_model", lambda *given, **also: share)
+    plan = make_plan(toy_sweep(methods=["full"]), where="toy", world_size=2)
+    (case,) = fit._cases(plan, where="toy", cache=None, data_root=None)
+    whole = 2 * fit.most_parameters(plan, where="toy")
+    assert case.needed_bytes(PARTITIONED, device="cuda") == whole
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -86,7 +86,8 @@ class Case:
         if device == "cuda":
             if training.offload != "none":
                 peak -= memory.optimizer_bytes
-            return peak
+            # DeepSpeed moves the whole model to every GPU before it is cut.
+            return max(peak, self.weight_bytes(device) * numel)
         # Every rank builds the whole model in fp32 before it is cut.
         return max(peak, 4 * numel)
 
