@@ -87,8 +87,9 @@ class TrainingConfig(Strict):
     gradient_clipping: Amount = Field(1.0, description="global gradient norm; 0 = off (ours)")
     precision: Literal[Precision, "auto"] = Field(
         "auto",
-        description="bf16-autocast = fp32 weights, products of matrices in bf16; auto = bf16 on a "
-        "GPU that has it, bf16-autocast on a CPU with AMX or AVX-512 for bf16, fp32 elsewhere",
+        description="bf16 = weights and sums of gradients in bf16, Adam in fp32; bf16-autocast = "
+        "fp32 weights and sums, products of matrices in bf16; auto = bf16 on a GPU that has it, "
+        "bf16-autocast on a CPU with AMX or AVX-512 for bf16, fp32 elsewhere",
     )
     zero_stage: Annotated[int, Field(ge=0, le=3)] | Literal["auto"] = Field(
         3,

@@ -32,7 +32,8 @@ class TrainBatches:
     Global batches come in the order of `pass_order`. Rank r takes the rows r, r+N, r+2N, ... of a
     batch, sorted by length, in micro-batches, so that all ranks pad about as much. The weight of a
     micro-batch is its share of the batch's loss units (label tokens, or rows) times the number of
-    parts, so that the mean over parts is the mean over the whole batch, however it was cut. The
+    parts, so that the mean over parts is the mean over the whole batch, however it was cut. (Under
+    bf16 up to its rounding: DeepSpeed adds gradients up in bf16, over micro-batches and ranks.) The
     incomplete last batch of a pass is dropped. Every row comes with `draw`, the seed of whatever
     `collate` draws for it (what is masked). This seed depends on the pass and the row alone, so
     that any number of ranks and a resumed run draw the same.
