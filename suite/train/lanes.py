@@ -3,7 +3,8 @@
 They have the arm, the task, the data and the seed in common, so they see the same batches and draw
 the same dropout masks, and the frozen stacks give each of them the same tensors. These run once for
 all lanes (`suite.petl._frozen.FrozenPass`). Each lane has an engine, an optimizer and a folder of
-its own, and comes out bit for bit as if it had trained alone.
+its own, and comes out as if it had trained alone: on a CPU bit for bit, on a GPU up to the order in
+which its kernels add.
 """
 
 from __future__ import annotations
