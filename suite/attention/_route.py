@@ -207,7 +207,8 @@ def probabilities(
             which scores only approach, `position_bias`, added to the scores, and `is_causal`.
 
     Returns:
-        (B, H, n, m) in the dtype of `query`; computed in fp32.
+        (B, H, n, m) in the dtype of `query`, in which the scores are computed; the softmax is in
+        fp32. Fused attention keeps scores in fp32, so under bf16 it errs less.
     """
     key = repeated(key, query.shape[1])  # (B, H, m, d)
     scores: Tensor = query @ key.transpose(-1, -2) * scaling(query, options)  # (B, H, n, m)
