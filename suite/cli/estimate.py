@@ -248,7 +248,9 @@ def partitioning(
             return None
         device = layout.device
         if device == "cuda":
-            worker_bytes = local_gpu_bytes()
+            board = local_gpu_bytes()
+            if board is not None:
+                worker_bytes = int(board * layout.memory_frac)
         else:
             most_workers = max(plan.workers(cell) for cell in plan.cells)
             worker_bytes = cpu_worker_bytes(layout, [_local_node()], most_workers=most_workers)
