@@ -147,6 +147,7 @@ def test_lanes_equal_trials_alone_on_two_ranks(case: Case, found: Numbers) -> No
         assert [result.preparation.reused for result in results] == [False, True, True]
 
 
+@pytest.mark.slow  # the cases of the test above, of which one diverges
 def test_a_lane_that_diverges_ends_alone(found: Numbers) -> None:
     ends = [tuple(result.status for result in results) for _, results in found.values()]
     assert (Status.COMPLETED, Status.COMPLETED, Status.DIVERGED) in ends, ends
