@@ -1,8 +1,8 @@
 """All commands in one place, and the one border where exceptions become messages and exit codes.
 
 Exit codes: 0 done; 1 done, but something ended without a result, or MLflow has none of it, or this
-machine failed; 2 a mistake in what was given; 129 stopped by SIGHUP, 130 by
-Ctrl-C, 143 by SIGTERM.
+machine failed; 2 a mistake in what was given; 129 stopped by SIGHUP, 130 by Ctrl-C, 143 by
+SIGTERM.
 """
 
 from __future__ import annotations

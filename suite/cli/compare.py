@@ -81,7 +81,7 @@ def compare(
 
 def _say_what_it_rests_on(rows: Sequence[Row]) -> None:
     """Say on stderr what Holm's correction covers, and what these seeds could tell apart."""
-    from suite.stats.power import sentence
+    from suite.stats.power import sentence_of
 
     families = {}
     for row in rows:
@@ -96,12 +96,7 @@ def _say_what_it_rests_on(rows: Sequence[Row]) -> None:
         return
     for row in rows:
         if row["p"] is not None:
-            said = sentence(
-                row["seeds"],
-                row["shown_difference"],
-                row["seeds_for_point"],
-                higher_is_better=row["higher_is_better"],
-            )
+            said = sentence_of(row)
             render.say(f"{row['task']}: {said}", err=True)
 
 

@@ -93,14 +93,9 @@ def _words(row: dict[str, Any]) -> str:
         return "one seed: no rank and no p-value; give confirm.seeds five or more for them"
     if row["arms"] == 1:
         return "one arm: nothing to tell it apart from"
-    from suite.stats.power import sentence
+    from suite.stats.power import sentence_of
 
-    said = sentence(
-        row["seeds"],
-        row["shown_difference"],
-        row["seeds_for_point"],
-        higher_is_better=row["higher_is_better"],
-    )
+    said = sentence_of(row)
     return f"{said}; ranks of {row['arms']} arms, {row['basis']}"
 
 

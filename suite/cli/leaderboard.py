@@ -221,7 +221,7 @@ def with_test_runs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _say_what_ranks_rest_on(rows: Sequence[Row]) -> None:
     """Say on stderr, by task, what the ranks could tell apart, or why one seed gives none."""
-    from suite.stats.power import sentence
+    from suite.stats.power import sentence_of
 
     several_homes = len({row["home"] for row in rows}) > 1
     said: dict[str, None] = {}
@@ -233,12 +233,7 @@ def _say_what_ranks_rest_on(rows: Sequence[Row]) -> None:
         where = f"{sweep}, {row['backbone']}, {row['task']}"
         # Rows of an older file have ranks, and not what these could show.
         if row["rank"] is not None and row["shown_difference"] is not None:
-            words = sentence(
-                row["seeds"],
-                row["shown_difference"],
-                row["seeds_for_point"],
-                higher_is_better=row["higher_is_better"],
-            )
+            words = sentence_of(row)
             said[f"ranks of {where}: {words} (Holm over all pairs of its arms)"] = None
         elif values.has_one_seed(row):
             said[f"{where}: {row['rank_missing']}"] = None

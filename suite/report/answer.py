@@ -20,7 +20,7 @@ from suite.report.charts import energy, place
 from suite.report.data import Report, Row
 from suite.report.names import listed
 from suite.report.table import rows_where, rows_without, values_of
-from suite.stats.power import sentence
+from suite.stats.power import sentence_of
 
 # The costs that are compared, by key: the word for them.
 COSTS = {"energy_kwh": "energy", "peak_memory_bytes": "memory"}
@@ -293,12 +293,7 @@ def _power(report: Report) -> list[Sentence]:
         for where, rows in _admitted(report, task):
             for row in rows:
                 if row["rank"] and row["shown_difference"] is not None:
-                    words = sentence(
-                        row["seeds"],
-                        row["shown_difference"],
-                        row["seeds_for_point"],
-                        higher_is_better=row["higher_is_better"],
-                    )
+                    words = sentence_of(row)
                     whose = f"{where} with {row['backbone']}" if len(backbones) > 1 else where
                     said[f"{whose}, {words}"] = None
     if not said:

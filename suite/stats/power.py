@@ -10,7 +10,9 @@ noncentral t test. Few items may allow no verdict at all (`exact`), and then not
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from suite.stats.compare import OWN, Evidence, items_part
 from suite.stats.exact import FEW
@@ -94,6 +96,16 @@ def sentence(
     if seeds_for_point is not None:
         more = f"for {POINT:g} {unit} {seeds_for_point} seeds"
     return f"{seeds} seeds can show a difference of {shown:.1f} {units}; {more}"
+
+
+def sentence_of(row: Mapping[str, Any]) -> str:
+    """`sentence` of a row of the leaderboard, of a comparison or of a dry run's verdicts."""
+    return sentence(
+        row["seeds"],
+        row["shown_difference"],
+        row["seeds_for_point"],
+        higher_is_better=row["higher_is_better"],
+    )
 
 
 def spread_of(evidence: Evidence) -> Spread | None:
