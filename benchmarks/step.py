@@ -1,10 +1,11 @@
 """What ZeRO-3 adds to a step, in time and memory, with frozen weights kept whole or partitioned.
 
-    python benchmarks/step.py [--methods lora,read,full] [--ranks 2] [--rows 16] [--tokens 48]
+    python benchmarks/step.py [--methods lora,read,full] [--ranks 2] [--rows 16] [--tokens 48] [--device cuda]
 
 Each method trains MiniLM (random weights of its shape) on random tokens. The peer is ZeRO stage 0
 of the same engine. Sides alternate in rounds; a ratio is taken within a round. The peak is that of
-rank 0's tensors, weights and optimizer included.
+rank 0's tensors, weights and optimizer included. On a GPU the precision is bf16 where it has that, each rank takes
+a GPU, and the clock waits for it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -68,6 +70,7 @@ class Work:
     tokens: int
     steps: int
     rounds: int
+    device: str
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--methods", default="lora,bitfit,adapter,prompt,read,lst,full")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="each takes a GPU on cuda")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rows", type=int, default=16, help="of a rank's batch")
     parser.add_argument("--tokens", type=int, default=48, help="of a row")
     parser.add_argument("--steps", type=int, default=8, help="of a side in a round")
@@ -96,12 +100,15 @@ def main() -> None:
         tokens=given.tokens,
         steps=given.steps,
         rounds=given.rounds,
+        device=given.device,
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures"
         mp.spawn(rank_main, args=(free_port(), work, path), nprocs=work.ranks)
         figures = torch.load(path, weights_only=True)
-    print(f"{work.ranks} ranks, {work.rows} x {work.tokens} tokens each, {work.rounds} rounds\n")
+    print(
+        f"{work.device}, {work.ranks} ranks, {work.rows} x {work.tokens} tokens each, {work.rounds} rounds\n"
+    )
     print("| method | side | step, s | / stage 0 (range) | peak, MiB | / stage 0 |")
     print("|---|---|---|---|---|---|")
     for method in work.methods:
@@ -115,7 +122,7 @@ def show(method: str, rounds: Sequence[Sequence[Sequence[float]]]) -> None:
         ratios = [of_round[i][0] / of_round[0][0] for of_round in rounds]
         peak = rounds[0][i][1]
         print(
-            f"| {method} | {side.name} | {seconds:.3f} "
+            f"| {method} | {side.name} | {seconds:.4f} "
             f"| {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) "
             f"| {peak / MIB:.1f} | {peak / rounds[0][0][1]:.2f} |"
         )
@@ -124,9 +131,11 @@ def show(method: str, rounds: Sequence[Sequence[Sequence[float]]]) -> None:
 def rank_main(rank: int, port: int, work: Work, path: Path) -> None:
     """Measure on one rank; rank 0 writes the figures."""
     torch.set_num_threads(1)
+    if work.device == "cuda":
+        torch.cuda.set_device(rank)
     init_process_group(
         rank=rank, world_size=work.ranks, local_rank=rank, address="127.0.0.1", port=port,
-        device="cpu", timeout_s=300,
+        device=work.device, timeout_s=300,
     )  # fmt: skip
     figures: dict[str, list[list[list[float]]]] = {}
     for method in work.methods:
@@ -157,28 +166,47 @@ def measure(method: str, side: Side, work: Work, rank: int) -> Measured:
     training = TrainingConfig(
         batch_size=work.rows * work.ranks, zero_stage=side.stage, frozen_weights=side.frozen
     )
-    engine = Engine(model, training, world_size=work.ranks, device="cpu")
+    engine = Engine(model, training, world_size=work.ranks, device=work.device)
     engine.module.train()
     generator = torch.Generator().manual_seed(rank)
     shape = (work.rows, work.tokens)
     times = []
     for i in range(WARM_UP_STEPS + work.steps):
-        batch = {
+        made = {
             "input_ids": torch.randint(5, SHAPE["vocab_size"], shape, generator=generator),
             "attention_mask": torch.ones(shape, dtype=torch.long),
             "labels": torch.randint(0, 2, (work.rows,), generator=generator),
         }
+        batch = {name: tensor.to(work.device) for name, tensor in made.items()}
         dist.barrier()
+        wait_for(work.device)
         began = time.perf_counter()
         engine.step([(batch, 1.0)], 1e-4)
+        wait_for(work.device)
         if i >= WARM_UP_STEPS:
             times.append(time.perf_counter() - began)
-    with TensorPeak() as watch:
-        engine.step([(batch, 1.0)], 1e-4)
+    peak_bytes = peak_of(partial(engine.step, [(batch, 1.0)], 1e-4), work.device)
     engine.release()
     del engine, model
     gc.collect()
-    return Measured(statistics.median(times), watch.peak_bytes)
+    return Measured(statistics.median(times), peak_bytes)
+
+
+def wait_for(device: str) -> None:
+    """A GPU works on after a call has returned."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_of(work: Callable[[], object], device: str) -> int:
+    """The most bytes of tensors that are alive at a time while something runs."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        return torch.cuda.max_memory_allocated()
+    with TensorPeak() as watch:
+        work()
+    return watch.peak_bytes
 
 
 if __name__ == "__main__":
