@@ -14,7 +14,7 @@ import pynvml
 import pytest
 import torch
 
-from suite.meters import LocalPhase, PhaseMeter, Unavailable, combine, hardware
+from suite.meters import LocalPhase, PhaseMeter, Unavailable, combine, hardware, nvml
 from suite.meters.clock import Integral
 from suite.meters.energy import CpuTime, Rapl
 from suite.meters.nvml import Gpu, GpuUtilisation, gpu_sources
@@ -70,6 +70,37 @@ def gpu_meter(api: FakeNvml, *, sample_read_energy: bool = False) -> PhaseMeter:
 
 
 # NVML
+
+
+@pytest.fixture(autouse=True)
+def _read_at_every_border(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script's counter moves between two borders that are microseconds apart."""
+    monkeypatch.setattr(nvml, "REST_S", 0.0)
+
+
+def test_the_counter_is_asked_no_more_often_than_it_moves_and_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nvml, "REST_S", 0.2)
+    asked = []
+
+    class Counted(FakeNvml):
+        def nvmlDeviceGetTotalEnergyConsumption(self, _handle: str) -> int:
+            asked.append(self)
+            return int(self.answers["TotalEnergyConsumption"])
+
+    api = Counted()
+    meter = gpu_meter(api)
+    for _ in range(100):
+        with meter.phase("step"):
+            api.answers["TotalEnergyConsumption"] += 10
+    with meter.phase("step"):
+        time.sleep(0.2)
+    # Once for the start, and then for every 0.2 s, of which a busy machine may take several.
+    assert len(asked) < 20
+    record, _ = combine([meter.local()])
+    # The time between the phases, which is nobody's, gets its share.
+    assert record["step"].energy_kwh == pytest.approx(1.0 / JOULES_PER_KWH, rel=0.05)
 
 
 def test_energy_is_what_the_nvml_counter_moved_by_inside_the_phase() -> None:

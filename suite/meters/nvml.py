@@ -7,6 +7,7 @@ MIG, or shared with processes of others, they are not this trial's and stay null
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,6 +17,12 @@ import torch
 
 from suite.meters.clock import Integral, Unavailable
 from suite.meters.energy import EnergySource, Reading
+
+REST_S = 0.05
+"""How long a reading of the energy counter stands.
+
+A reading takes 2.4 ms on an H100, whose counter moves ten times a second (docs/results/gpu.md).
+"""
 
 
 class Gpu:
@@ -75,7 +82,8 @@ class Gpu:
 class GpuCounter(EnergySource):
     """NVML's total energy since the driver was loaded, in mJ.
 
-    Volta and later boards have it, and refresh it every 20-100 ms.
+    Volta and later boards have it, and refresh it every 20-100 ms. It is asked at most every
+    `REST_S`, and stands still in between.
     """
 
     kind = "nvml"
@@ -84,8 +92,13 @@ class GpuCounter(EnergySource):
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._last_mj = self._read_mj()
+        self._read_at_s = time.monotonic()
 
     def collect(self) -> Reading:
+        now_s = time.monotonic()
+        if now_s - self._read_at_s < REST_S:
+            return self._gpu.reading(0.0)
+        self._read_at_s = now_s
         now_mj = self._read_mj()
         spent_mj = now_mj - self._last_mj
         self._last_mj = now_mj
