@@ -30,6 +30,7 @@ from suite.profiling import (
     worker,
 )
 from suite.profiling import run as profile_run
+from suite.profiling.arms import BLOCK, RepeatedNumbers
 from suite.profiling.estimate import estimate
 from suite.profiling.figures import ATTENTION_WEIGHTS, against_full, draw
 from suite.profiling.record import Estimate, Memory, Profile
@@ -707,3 +708,14 @@ def test_a_gpu_that_is_not_there_is_missed_by_name(suite: Suite) -> None:
 def test_a_setting_that_cannot_be_cut_is_refused() -> None:
     with pytest.raises(ValueError, match="micro_batch 3"):
         Setting(batch=8, micro_batch=3)
+
+
+def test_large_random_weights_repeat_a_block_and_small_ones_are_drawn() -> None:
+    torch.manual_seed(0)
+    with RepeatedNumbers():
+        large = torch.empty(3 * BLOCK + 5).normal_(std=0.02)
+        small = torch.empty(100).uniform_(-1.0, 1.0)
+    assert torch.equal(large[:BLOCK], large[BLOCK : 2 * BLOCK])
+    assert torch.equal(large[:5], large[3 * BLOCK :])
+    assert large.std().item() == pytest.approx(0.02, rel=0.05)
+    assert small.unique().numel() > 90

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.attention.counts import Dtype, count_attention
 from suite.backbones.loading import ResolvedBackbone, resolve
@@ -17,6 +19,33 @@ from suite.petl import get_method
 from suite.petl.arm import build_arm, count_arm, full_architecture
 from suite.profiling.batches import head_of
 from suite.profiling.record import ArmProfile
+
+BLOCK = 2**16
+"""Random numbers that a larger tensor repeats."""
+DRAWS = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
+
+
+class RepeatedNumbers(TorchDispatchMode):
+    """Within it, a tensor drawn at random repeats one block of random numbers.
+
+    Drawing each number takes seconds for a backbone, and what an arm costs does not depend on them.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func not in DRAWS or not _repeats(args[0]):
+            return func(*args, **given)
+        tensor: Tensor = args[0]
+        block = func(torch.empty(BLOCK, dtype=tensor.dtype), *args[1:], **given)
+        flat = tensor.view(-1)
+        whole = tensor.numel() // BLOCK * BLOCK
+        flat[:whole].view(-1, BLOCK).copy_(block)
+        flat[whole:].copy_(block[: tensor.numel() - whole])
+        return tensor
+
+
+def _repeats(tensor: Tensor) -> bool:
+    return tensor.numel() > BLOCK and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +102,8 @@ class ArmChoice:
         arm = self._arm(resolved)
         head = head_of(resolved.family)
         # The cost of an arm does not depend on who made its weights.
-        model, _ = build_arm(resolved, head, arm, meta=meta, pretrained=True)
+        with RepeatedNumbers():  # type: ignore[no-untyped-call]
+            model, _ = build_arm(resolved, head, arm, meta=meta, pretrained=True)
         return model
 
     def _arm(self, resolved: ResolvedBackbone) -> Arm:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import multiprocessing as mp
 import multiprocessing.connection
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from statistics import median
@@ -44,6 +47,8 @@ POLL_S = 1.0
 SILENT_S = 4 * TIMEOUT_S
 # How long a killed rank is waited for.
 END_S = 30.0
+# Estimates at a time: each process holds torch and transformers, some 0.7 GB.
+MOST_ESTIMATES = 8
 TIMES = ("step_s", "forward_s", "backward_s", "update_s")
 
 
@@ -88,7 +93,7 @@ def measure(
         ResourceError: There are fewer GPUs than ranks, or the ranks cannot find each other.
     """
     check_devices(setting)
-    found = [Findings(_estimated(arm, setting, on_progress)) for arm in arms]
+    found = [Findings(record) for record in _all_estimated(arms, setting, on_progress)]
     machine = peak.inspect_machine(setting)
     # After the estimates, and before any rank takes memory.
     for each in found:
@@ -119,6 +124,32 @@ def check_devices(setting: Setting) -> None:
             f"--device cuda: {setting.ranks} ranks need as many GPUs, this machine has {boards};"
             " use --device cpu or fewer --ranks"
         )
+
+
+def _all_estimated(
+    arms: Sequence[ArmChoice], setting: Setting, on_progress: OnProgress
+) -> list[ArmProfile]:
+    """Estimate all arms, each in a process of its own as far as there are cores."""
+    processes = min(len(arms), len(os.sched_getaffinity(0)), MOST_ESTIMATES)
+    if processes == 1:
+        return [_estimated(arm, setting, on_progress) for arm in arms]
+    on_progress(f"estimate {len(arms)} arms")
+    pool = ProcessPoolExecutor(processes, mp_context=mp.get_context("spawn"))
+    try:
+        waiting = [pool.submit(_estimated, arm, setting, _no_progress) for arm in arms]
+        return [each.result() for each in waiting]
+    except BrokenProcessPool as error:
+        raise ResourceError(
+            "estimates: a process was killed, as the kernel does when memory runs out; profile"
+            " fewer arms at a time"
+        ) from error
+    finally:
+        # On Ctrl-C nobody waits for what has not begun.
+        pool.shutdown(cancel_futures=True)
+
+
+def _no_progress(_line: str) -> None:
+    """Of a process whose output nobody reads."""
 
 
 def _estimated(arm: ArmChoice, setting: Setting, on_progress: OnProgress) -> ArmProfile:
