@@ -171,6 +171,7 @@ def test_a_dry_run_of_the_quickstart_tells_its_size_and_starts_nothing(
     laid_out = told["cost"]["partitioning"]
     assert (laid_out["zero_stage"], laid_out["frozen_weights"]) == (3, "resident")
     assert "states take at most" in laid_out["why"]
+    assert "training.zero_stage: 0 takes less time" in laid_out["why"]
     assert not (tmp_path / "h").exists()
 
 

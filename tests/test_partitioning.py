@@ -17,6 +17,7 @@ from suite.plan.partitioning import (
     Decision,
     candidates,
     cpu_worker_bytes,
+    cuts_nothing,
     local_memory_bytes,
     recorded,
     settle,
@@ -64,6 +65,17 @@ def test_what_is_typed_stays_and_the_least_partitioned_comes_first(
     for each in left_open:
         applied = each.applied_to(training)
         assert Partitioning(applied.zero_stage, applied.frozen_weights) == each
+
+
+@pytest.mark.parametrize(
+    ("stage", "workers", "offload", "nothing"),
+    [(3, 1, "none", True), (3, 2, "none", False), (0, 1, "none", False), (3, 1, "all", False)],
+)
+def test_one_worker_that_offloads_nothing_has_nothing_to_cut(
+    stage: int, workers: int, offload: str, nothing: bool
+) -> None:
+    training = TrainingConfig(offload=offload)
+    assert cuts_nothing(training, Partitioning(stage), workers=workers) is nothing
 
 
 @pytest.mark.parametrize(("offload", "stage"), [("optimizer", 0), ("all", 2)])

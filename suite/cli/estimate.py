@@ -49,6 +49,7 @@ def show_plan(
     from suite.cli.kept_plan import checked_plan
     from suite.plan.cell_state import read_states
     from suite.plan.definition import check_definition, known_plan
+    from suite.plan.partitioning import cuts_nothing
     from suite.plan.preflight import (
         check_home,
         check_local_data,
@@ -87,7 +88,14 @@ def show_plan(
     cost = estimate(plan, work, states=states, layout=layout)
     decision = partitioning(plan, work, states=states, layout=layout, where=where)
     if decision is not None:
-        cost["partitioning"] = {**asdict(decision.partitioning), "why": decision.why}
+        why = decision.why
+        workers = max(plan.workers(cell) for cell in plan.cells)
+        # A sweep that has begun keeps its layout.
+        if not cost["trials_done"] and cuts_nothing(
+            config.training, decision.partitioning, workers=workers
+        ):
+            why += "; one worker has nothing to cut, and training.zero_stage: 0 takes less time"
+        cost["partitioning"] = {**asdict(decision.partitioning), "why": why}
     pretrains = pretrain_rows(plan, place)
     verdicts = verdict_rows(plan, place)
     if fmt is Format.JSON:

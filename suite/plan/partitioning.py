@@ -61,6 +61,11 @@ def candidates(training: TrainingConfig) -> list[Partitioning]:
     return found
 
 
+def cuts_nothing(training: TrainingConfig, partitioning: Partitioning, *, workers: int) -> bool:
+    """Whether a trial pays for a stage that has nothing to cut, and offloads nothing."""
+    return partitioning.zero_stage > 0 and workers == 1 and training.offload == "none"
+
+
 def settle(
     training: TrainingConfig,
     *,
