@@ -672,3 +672,12 @@ def test_answers_of_another_task_version_are_refused(home: Home, suite: Suite) -
         write_answers(home, spec, {"index": names, "gold": [1] * 20, "prediction": [1.0] * 20})
     code, _, err = suite("compare", "lora", "read", "--home", home.path)
     assert code == 2 and "the same items, but 10 of 20 differ in their gold answers" in err
+
+
+def test_the_task_of_a_single_arm_is_known_and_has_no_pair(tmp_path: Path, suite: Suite) -> None:  # noqa: F811
+    home = Home(tmp_path / "home")
+    write_confirmed(home, "lora", some_right(np.random.default_rng(0), 0.8))
+    write_definition(home, ["lora"], ["agreement"], trials=1, seeds=[1, 2, 3])
+    asked = ("compare", "--all-pairs", "--home", home.path, "--task")
+    assert "no two arms of one sweep" in suite(*asked, "agreement")[2]
+    assert "unknown task 'mrcp'; known: agreement" in suite(*asked, "mrcp")[2]

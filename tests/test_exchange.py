@@ -227,6 +227,20 @@ def test_an_interrupted_import_is_completed_by_the_next(
     assert len(store.runs([store.experiment("demo")], {"suite.kind": "cell"})) == 4
 
 
+def test_rows_of_another_version_are_replaced_by_an_import(
+    cluster: Home, merged: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.json"
+    export_results(path, tracking_uri=cluster.tracking_uri)
+    monkeypatch.setattr("suite.leaderboard.file.SCHEMA_VERSION", "another")
+    import_results(path, tracking_uri=merged.tracking_uri)
+    monkeypatch.undo()
+    with pytest.raises(TrackingError, match=r"schema version another.*import the results"):
+        rows(merged)
+    import_results(path, tracking_uri=merged.tracking_uri)
+    assert rows(merged) == rows(cluster)
+
+
 def test_one_sweep_can_be_taken_out_of_several(
     cluster: Home, merged: Home, empty_db: Path, tmp_path: Path
 ) -> None:

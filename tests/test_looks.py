@@ -259,3 +259,23 @@ def test_a_record_that_was_cut_or_edited_is_no_record_less(tmp_path: Path, edit:
         looks(home)
     file.write_bytes(whole)
     assert looks(home)[0] == 2
+
+
+def test_what_ranks_can_show_counts_the_looks_of_a_pair_and_not_of_an_arm_with_itself(
+    tmp_path: Path,
+    suite: Suite,  # noqa: F811
+) -> None:
+    rng = np.random.default_rng(0)
+    home = Home(tmp_path / "home")
+    for method, share in (("full", 0.75), ("lora", 0.62)):
+        write_confirmed(home, method, some_right(rng, share, items=400, seeds=5))
+    write_definition(home, METHODS, ["agreement"], trials=1, seeds=range(1, 6))
+    plan = read_plan(home, "demo")
+    spec = plan.confirm_spec(plan.cells[1], RATES[3], 1)
+    write_trial(home, spec, make_result(spec, score=50.0))
+    rows = sweep_rows(home, "demo")
+    assert sorted(row.test_looks for row in rows) == [1, 2]
+    command = ("compare", "full", "lora", "--home", home.path, "--format", "json")
+    (pair,) = json.loads(suite(*command)[1])
+    assert pair["test_looks"] == 2
+    assert rows[0].shown_difference == pytest.approx(pair["shown_difference"])

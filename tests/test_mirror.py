@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from suite.config.training import TrainingConfig
 from suite.errors import StaleDriverError, StorageError
 from suite.petl.arm import full_architecture
 from suite.record.folder import Home
+from suite.record.lm_eval import FILE, add_evaluation
+from suite.record.lm_eval import read_record as read
 from suite.record.result import FailureRecord, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.fence import Fence, claim_key
@@ -32,6 +35,7 @@ from suite.storage.workspace import Workspace
 from tests.buckets import BUCKET, s3_server
 from tests.ports import free_port
 from tests.records import make_home, make_result, make_spec, write_trial
+from tests.test_lm_eval import made
 from tests.tiny import tiny_choice
 
 __all__ = ["s3_server"]
@@ -68,6 +72,44 @@ def test_a_home_that_is_put_and_fetched_is_the_same_and_nothing_moves_twice(tmp_
     times = {path: path.stat().st_mtime_ns for path in other.home.path.glob("trials/*/*")}
     other.fetch_home()
     assert {path: path.stat().st_mtime_ns for path in other.home.path.glob("trials/*/*")} == times
+
+
+def test_a_home_of_one_storage_is_refused_by_another(tmp_path: Path) -> None:
+    """Its trials would count as the other's, and both would write the same runs of MLflow."""
+    (one,) = hosts(tmp_path, "one")
+    make_home(one.home.path)
+    one.fetch_home()
+    one.push_home()
+    elsewhere = Mirror(one.home, open_storage(tmp_path / "elsewhere"))
+    with pytest.raises(StorageError, match=r"belongs to another storage.*give another --home"):
+        elsewhere.fetch_home()
+    assert open_storage(tmp_path / "elsewhere").keys() == []
+    copied = Mirror(
+        one.home, open_storage(shutil.copytree(tmp_path / "storage", tmp_path / "copy"))
+    )
+    assert copied.fetch_home() >= 0, "a storage that was moved has its name with it"
+
+
+def test_what_lm_eval_measured_by_hand_stays_beside_what_the_storage_has(tmp_path: Path) -> None:
+    one, other = hosts(tmp_path, "one", "other")
+    folder = write_folder(one.home)
+    add_evaluation(folder, made(0.5))
+    one.push_home()
+    other.fetch_home()
+    there = other.home.trial(folder.name).path
+    add_evaluation(there, made(0.7, shots=5))
+    add_evaluation(folder, made(0.6, at=2.0))
+    one.push_file(folder / FILE)
+    other.fetch_home()
+    other.fetch_file(there / FILE)
+    found = {e.settings.name: e.total.scores["acc"].value for e in read(there).evaluations.values()}
+    assert found == {"t": 0.6, "t:5": 0.7}, "of two results of a task the later one"
+
+
+def write_folder(home: Home) -> Path:
+    spec = make_spec()
+    write_trial(home, spec, make_result(spec))
+    return home.trial(spec).path
 
 
 def test_of_two_results_the_first_stays_and_both_hosts_have_it(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from suite.tracking import leaderboard, to_rows
 from tests.records import make_result, make_spec, synced, write_cell, write_definition, write_trial
 from tests.report_home import make_report_home
 from tests.sweeps import run_all, toy_roots, toy_sweep
+
+ROOT = Path(__file__).parents[1]
 
 __all__ = ["toy_roots"]
 
@@ -174,3 +178,21 @@ def test_a_driver_killed_at_any_write_goes_on_as_if_it_had_not_been(
         assert outcome(home) == expected, f"killed at write {count}"
         shutil.rmtree(home.path)
     assert count > 2 * len(expected[0])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_driver_is_no_traceback() -> None:
+    """Homes are shared on a workstation, and signals are not."""
+    program = (
+        "import os\n"
+        "from types import SimpleNamespace\n"
+        "from suite.cli.stop import _end\n"
+        "from suite.errors import ResourceError\n"
+        "os.setuid(65534)\n"
+        "try: _end(SimpleNamespace(pid=os.getppid(), is_gone=False))\n"
+        "except ResourceError as error: print(error)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert "belongs to another user" in told.stdout

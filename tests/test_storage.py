@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -241,3 +242,45 @@ def test_an_export_that_fails_puts_nothing(s3_server: ThreadedMotoServer, tmp_pa
     with pytest.raises(RuntimeError, match="half-way"), _folder_for(url) as folder:
         fail(folder)
     assert open_storage(url).keys() == []
+
+
+def test_a_file_that_was_made_although_the_disk_lost_the_answer_is_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, lost = os.link, []
+
+    def lose_one(source: str, target: Path) -> None:
+        link(source, target)
+        if not lost:
+            lost.append(target)
+            raise OSError(errno.EIO, "lost")
+
+    monkeypatch.setattr(os, "link", lose_one)
+    storage = open_storage(tmp_path / "root")
+    assert storage.create("mine", b"mine") and lost
+    lost.clear()
+    storage.write("theirs", b"theirs")
+    assert not storage.create("theirs", b"mine")
+
+
+def test_an_export_that_breaks_on_its_way_can_be_repeated(
+    s3_server: ThreadedMotoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"s3://{BUCKET}/{tmp_path.name}/model"
+    kind = type(open_storage(url))
+    push = kind.push
+
+    def breaks(self: Storage, local: Path, key: str) -> None:
+        push(self, local, key)
+        if key == "b":
+            raise StorageError("the line is cut")
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        for name in "abc":
+            (folder / name).write_text(name)
+
+    monkeypatch.setattr(kind, "push", breaks)
+    with pytest.raises(StorageError, match="cut"), _folder_for(url) as folder:
+        write(folder)
+    _check_new(url)

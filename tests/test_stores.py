@@ -474,3 +474,12 @@ def test_the_stores_to_deploy_have_the_versions_of_the_suite() -> None:
     )
     assert set(pinned) == {"mlflow", "psycopg", "optuna"}
     assert pinned == {name: locked[name] for name in pinned}
+
+
+def test_a_broken_definition_of_another_sweep_keeps_no_study_from_optuna(
+    studies: str, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=2)
+    write_definition(home, ["lora"], ["agreement"], trials=2)
+    (home.path / "sweeps" / "broken.json").write_text("{}")
+    assert mirror_studies(home, studies, sweep="demo").written == 2

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from suite.cli.submit import _variables
+from suite.cli.submit import _variables, cluster_home
 from suite.cluster.jobs import HOME, SWEEP, Job, JobClient, named_in
 from suite.cluster.package import EXCLUDES, check_size, files
 from suite.errors import ClusterError, ConfigError
@@ -510,3 +510,9 @@ with only_driver(Home(Path(sys.argv[1])), "toy"):
     print("held", flush=True)
     time.sleep(600)
 """
+
+
+def test_each_storage_has_a_home_of_its_own_on_the_head() -> None:
+    homes = [cluster_home(None, url) for url in ("s3://b/run1", "s3://b/run2", "s3://b/run2/")]
+    assert homes[0] != homes[1] == homes[2] and homes[0].parent == Path("/tmp")
+    assert cluster_home(Path("/shared/runs"), "s3://b/run1") == Path("/shared/runs")

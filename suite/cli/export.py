@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ from suite.cli import complete
 from suite.cli.options import HomeOption, TasksOption, existing_home
 from suite.cli.render import put, size, stdout_for_result
 from suite.config.names import DEFAULT_HOME
-from suite.errors import ConfigError
+from suite.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from suite.export.card import Facts
@@ -142,8 +142,18 @@ def _folder_for(out: str) -> Iterator[Path]:
         files = [path for path in folder.rglob("*") if path.is_file()]
         # The description comes last: an export that has it is whole.
         files.sort(key=lambda path: (path.name == FILE, path))
-        for path in files:
-            storage.push(path, path.relative_to(folder).as_posix())
+        keys = [path.relative_to(folder).as_posix() for path in files]
+        begun = 0
+        try:
+            for path, key in zip(files, keys, strict=True):
+                begun += 1
+                storage.push(path, key)
+        except BaseException:
+            # A part of an export is no use to anybody, and would stand in the next one's way.
+            with suppress(StorageError):
+                for key in keys[:begun]:
+                    storage.delete(key)
+            raise
 
 
 def chosen_trial(cell: Cell, seed: int | None) -> Trial:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -113,8 +112,14 @@ def _stop_here(home: Path, storage: str | None, sweep: str) -> str:
 
 def _end(claim: Claim) -> None:
     # It may have ended since its claim was read; then there is nothing to wait for.
-    with contextlib.suppress(psutil.NoSuchProcess):
+    try:
         psutil.Process(claim.pid).terminate()
+    except psutil.NoSuchProcess:
+        return
+    except psutil.AccessDenied:
+        raise ResourceError(
+            f"process {claim.pid}: belongs to another user of this machine, who can end it"
+        ) from None
     end_s = time.monotonic() + WAIT_S
     while not claim.is_gone:
         if time.monotonic() > end_s:

@@ -31,6 +31,7 @@ from suite.cli.options import (
 )
 from suite.cli.render import Column, column, put
 from suite.cli.run import Asked
+from suite.config.hashing import short_hash
 from suite.errors import ConfigError
 from suite.redact import refuse_password
 from suite.registry import TASK_FOLDERS, find_sweep
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from suite.cluster.jobs import Job, JobClient
 
 EXIT_CODES = {"SUCCEEDED": 0, "STOPPED": STOPPED}
-# With --storage this is a cache: what counts lies in the storage. `run_sweep` checks its owner.
-LOCAL_HOME = Path("/tmp/suite-home")  # noqa: S108
+# With --storage these are caches: what counts lies in the storage. `run_sweep` checks their owner.
+LOCAL_HOMES = "/tmp/suite-home"  # noqa: S108
 DashboardOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -182,7 +183,8 @@ def cluster_home(home: Path | None, storage: str | None) -> Path:
         )
     # With a storage a home on the node is enough, as it can be filled again.
     if home is None and storage is not None:
-        return LOCAL_HOME
+        # A home is the cache of one storage; another one's trials would count as its own.
+        return Path(f"{LOCAL_HOMES}-{short_hash(storage.rstrip('/'))}")
     if home is None or not home.is_absolute():
         given = "none" if home is None else str(home)
         raise ConfigError(

@@ -78,7 +78,8 @@ def read_rows(path: Path) -> list[Row]:
     if version != SCHEMA_VERSION.encode():
         raise TrackingError(
             f"{path}: got rows of schema version {version.decode(errors='replace')}, expected "
-            f"{SCHEMA_VERSION}; {REMEDY}"
+            f"{SCHEMA_VERSION}: another version of the suite wrote it; run: suite sync, or import "
+            "the results of another home again"
         )
     # The version says what should be there; a file that another program wrote may still lack it.
     absent = sorted(set(NAMES) - set(table.column_names))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -76,7 +76,7 @@ def compare_arms(
             if _comparable(*pair):
                 pairs.append(pair)
     if task is not None:
-        _check_task(task, pairs)
+        _check_task(task, pairs if given else [arms.values()])
     # One comparer for all pairs: reading the answers is the slow part.
     comparer = _Comparer()
     rows: list[dict[str, Any]] = []
@@ -95,10 +95,9 @@ def compare_arms(
     return rows
 
 
-def _check_task(task: str, pairs: Sequence[Pair]) -> None:
-    known = set()
-    for a, b in pairs:
-        known |= {cell.task for cell in (*a, *b)}
+def _check_task(task: str, groups: Iterable[Iterable[Sequence[Cell]]]) -> None:
+    """Refuse a task that no arm of these groups has."""
+    known = {cell.task for arms in groups for cells in arms for cell in cells}
     if task not in known:
         raise UnknownNameError("task", task, known, where="--task")
 

@@ -29,7 +29,7 @@ from suite.stats.interval import mean_interval
 from suite.stats.power import Power, power_of, spread_of
 from suite.stats.ranks import Rank, rank_groups, rank_text
 
-FORMAT = 5
+FORMAT = 6
 """Raised when ranks are computed in another way: all are then computed again."""
 ALONE = "no other finished row of this sweep, backbone and task"
 Place = tuple[str, str]
@@ -340,8 +340,11 @@ def _ranking(
         return Ranking({}, intervals, {"": NO_RANK, **missing})
     looks = _looks_by_pair(arms, members)
     groups = rank_groups(evidence, higher_is_better=higher_is_better, looks=looks)
-    pairs = len(arms) * (len(arms) - 1) // 2
-    power = power_of(spread, seeds=len(evidence.seeds), pairs=pairs, looks=float(looks.max()))
+    # The diagonal, of an arm with itself, is no comparison.
+    of_pairs = looks[np.triu_indices(len(arms), 1)]
+    power = power_of(
+        spread, seeds=len(evidence.seeds), pairs=len(of_pairs), looks=float(of_pairs.max())
+    )
     return Ranking(dict(zip(arms, groups, strict=True)), intervals, missing, power)
 
 

@@ -5,6 +5,7 @@ An evaluation that stands in the file is not done again.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
@@ -119,17 +120,49 @@ def read_record(folder: Path) -> LmEvalRecord:
     # A cut file holds nothing to lose: what it held is measured again.
     except (FileNotFoundError, ValueError):
         return LmEvalRecord()
+    return _checked(stored, source=str(path))
+
+
+def merge_record(folder: Path, data: bytes, *, source: str) -> None:
+    """Add to a folder's file what another copy of it holds; of two results the later one stays.
+
+    Args:
+        folder: The folder.
+        data: The bytes of the other copy.
+        source: Its name, for errors.
+
+    Raises:
+        ConfigError: As in `read_record`, of either copy.
+    """
+    try:
+        stored = json.loads(data)
+    # A cut copy holds nothing.
+    except ValueError:
+        return
+    there = _checked(stored, source=source).evaluations
+    with FileLock(folder / f".{FILE}.lock", timeout=LOCK_TIMEOUT_S):
+        here = read_record(folder).evaluations
+        merged = dict(here)
+        for key, evaluation in there.items():
+            if key not in here or here[key].finished_at < evaluation.finished_at:
+                merged[key] = evaluation
+        if merged != here:
+            record = LmEvalRecord(evaluations=merged)
+            write_json(folder / FILE, record.model_dump(mode="json"))
+
+
+def _checked(stored: Any, *, source: str) -> LmEvalRecord:
     version = stored.get("schema_version") if isinstance(stored, dict) else None
     if version != SCHEMA_VERSION:
         raise ConfigError(
-            f"{path}: got schema version {version}, expected {SCHEMA_VERSION}; "
+            f"{source}: got schema version {version}, expected {SCHEMA_VERSION}; "
             "move it away to measure anew"
         )
     try:
         return LmEvalRecord.model_validate(stored)
     except ValidationError as error:
         raise ConfigError(
-            f"{path}: not a record of lm-eval ({error.error_count()} errors); "
+            f"{source}: not a record of lm-eval ({error.error_count()} errors); "
             "move it away to measure anew"
         ) from None
 

@@ -45,7 +45,18 @@ class FileStorage(Storage):
         self._do(lambda: write_atomic(self._path(key), data), key)
 
     def create(self, key: str, data: bytes) -> bool:
-        return self._do(lambda: _link_new(self._path(key), data), key)
+        lost = False
+
+        def link() -> bool:
+            nonlocal lost
+            try:
+                return _link_new(self._path(key), data)
+            except OSError as error:
+                lost |= _is_stale(error)
+                raise
+
+        # A network disk may link the file and lose the answer; the next try then finds it.
+        return self._do(link, key) or (lost and self.read(key) == data)
 
     def exists(self, key: str) -> bool:
         return self._do(lambda: self._path(key).is_file(), key)

@@ -20,10 +20,11 @@ from suite.files import sha256, write_atomic
 from suite.record import looks
 from suite.record.folder import CHECKPOINT, CURVE, PRETRAINED, RESULT, Home, TrialFolder
 from suite.record.lm_eval import FILE as LM_EVAL
+from suite.record.lm_eval import merge_record
 from suite.record.result import FailureRecord, TrialResult
 from suite.storage.base import Storage
 from suite.storage.fence import Fence
-from suite.storage.identity import SHARED, home_id, identity_path, remember_token
+from suite.storage.identity import SHARED, home_id, identity_path, remember_token, tokens
 from suite.storage.urls import open_storage
 from suite.storage.workspace import Workspace
 
@@ -166,9 +167,9 @@ class Mirror:
             self.storage.pull(self.key(folder.weights), folder.weights)
 
     def fetch_file(self, path: Path) -> None:
-        """Get one file, if it is stored. It replaces what lies here."""
+        """Get one file, if it is stored. It replaces what lies here, except lm-eval's record."""
         if self.storage is not None and self.storage.exists(self.key(path)):
-            self.storage.pull(self.key(path), path)
+            self._pull(self.storage, self.key(path))
 
     # ---- checkpoints ----
 
@@ -292,6 +293,12 @@ class Mirror:
         """Take the storage's name, so that all hosts are one home to MLflow and Optuna."""
         path = identity_path(self.home)
         named = storage.read(self.key(path))
+        # Its trials would count as this storage's, and both would write the same runs of MLflow.
+        if SHARED in tokens(self.home) and named != home_id(self.home).encode():
+            raise StorageError(
+                f"{self.home.path}: got a home that belongs to another storage than {storage.url} "
+                "(or to this one before it was emptied), expected a new one; give another --home"
+            )
         if named is None:
             # Several hosts may do this at once. One creates it, and all read back that one.
             storage.create(self.key(path), home_id(self.home).encode())
@@ -410,7 +417,15 @@ class Mirror:
     def _pull_all(self, keys: Iterable[str]) -> int:
         storage = self.storage
         assert storage is not None
-        return len(_each(lambda key: storage.pull(key, self.home.path / key), keys))
+        return len(_each(lambda key: self._pull(storage, key), keys))
+
+    def _pull(self, storage: Storage, key: str) -> None:
+        path = self.home.path / key
+        if path.name == LM_EVAL and path.exists():
+            # What somebody measured by hand is in this home alone.
+            merge_record(path.parent, storage.read(key) or b"", source=key)
+        else:
+            storage.pull(key, path)
 
 
 def epochs_of(names: Iterable[str]) -> list[int]:

@@ -303,7 +303,11 @@ def _import_sweep(
 ) -> None:
     """Write the rows, which the leaderboard reads, and then a run for each cell, for people."""
     runs = SweepRuns(store, home=home, sweep=sweep)
-    here = {row.cell_key: row for row in runs.rows()}
+    try:
+        here = {row.cell_key: row for row in runs.rows()}
+    except TrackingError:
+        # Lost, or of another version of the suite: these rows take their place.
+        here = {}
     # Whoever has the later trial has the newer state of the whole sweep.
     if _lateness(here.values()) > _lateness(rows):
         report.older += len(rows)

@@ -80,8 +80,11 @@ def mirror_studies(home: Home, url: str, *, sweep: str | None = None) -> MirrorR
         try:
             # A home may hold many sweeps; a sweep without a plan has no cells to show.
             for name in sweeps(home):
+                # What is wrong with another sweep's definition is none of this one's.
+                if sweep not in (None, name):
+                    continue
                 plan = known_plan(home, name)
-                if sweep in (None, name) and plan is not None:
+                if plan is not None:
                     report += _mirror_sweep(storage, home, plan)
         finally:
             # Optuna keeps a session for each thread; an open one would hold a connection of the

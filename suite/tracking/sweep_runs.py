@@ -119,6 +119,11 @@ class SweepRuns:
                 sweep=self.sweep,
                 now_s=time.time(),
             )
+        else:
+            # Another process, of another version perhaps, may have published in the meantime.
+            now = self.store.run(run.id)
+            self._rows_lost |= now.tags.get(files_of_rows.TAG) != run.tags.get(files_of_rows.TAG)
+            run = now
         self._rows = files_of_rows.publish(self.store, run, rows, lost=self._rows_lost)
         self._rows_lost = False
 
