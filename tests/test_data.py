@@ -374,6 +374,20 @@ def test_groups_of_a_csv_file_are_those_of_a_parquet_file(names: list[Any], root
     assert found.split("train", confirm=False)["group"] == [str(name) for name in names]
 
 
+def test_rows_without_the_name_of_a_group_are_no_group_of_their_own(root: Path) -> None:
+    for split in ("train", "validation", "test"):
+        write(root, split, {**rows(3), "group": ["a", " ", "b"]})
+    with pytest.raises(DataError, match=r"column 'group' names no group in row 1"):
+        prepared(root, task(group=["group"]))
+
+
+def test_groups_of_several_columns_are_told_apart_by_any_name(root: Path) -> None:
+    for split in ("train", "validation", "test"):
+        write(root, split, {**rows(3), "group": ["a/b", "a", "a"], "part": ["c", "b/c", "b"]})
+    found = prepared(root, task(group=["group", "part"])).split("train", confirm=False)["group"]
+    assert list(found) == ["a\\/b/c", "a/b\\/c", "a/b"]
+
+
 def test_ids_of_a_csv_file_are_texts(root: Path) -> None:
     of = task(id="id")
     for split, names in (("train", ["01", "1"]), ("validation", ["2", "3"])):

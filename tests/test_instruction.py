@@ -17,7 +17,7 @@ from suite.backbones.loading import Head, build, resolve
 from suite.config.sweep import LimitConfig
 from suite.config.task import InstructionTask, SplitConfig, load_task, make_task
 from suite.config.training import TrainingConfig
-from suite.data.instruction import make_instruction
+from suite.data.instruction import _tail, make_instruction
 from suite.data.prepare import prepare
 from suite.data.splits import plan_splits
 from suite.errors import ConfigError, DataError, IncompatibleError
@@ -273,3 +273,8 @@ def test_the_items_of_a_response_resample_as_running_text_does() -> None:
     items = Items([3.0, 8.0], [2, 4])
     sums = unit_rows(STATISTICS["perplexity"], items).sum(0)
     assert float(STATISTICS["perplexity"].score(sums)) == pytest.approx(math.exp(11 / 6))
+
+
+def test_what_stands_after_the_last_column_is_kept_whole_with_braces_in_it() -> None:
+    assert _tail('Do {text} and write {{"answer": N}} now:') == ' and write {"answer": N} now:'
+    assert _tail("Do {text}") == "" and _tail("{{only}} text") == "{only} text"

@@ -536,3 +536,11 @@ def test_a_task_used_for_one_model_gives_the_next_the_same_questions(folder: Pat
         evaluate(opened, loaded, settings, batch_size=8, device="cpu")
         found.append([instance.args for instance in loaded.leaves[0].instances])
     assert found[0] == found[2] != found[1]
+
+
+def test_a_variant_that_draws_says_so_because_each_run_starts_from_others() -> None:
+    def draws(name: str, **options: Any) -> bool:
+        return variants.get(name).configure(options).draws
+
+    assert draws("wgqa", init="random") and not draws("wgqa") and not draws("pretrained")
+    assert draws("cla", over={"name": "wgqa", "options": {"init": "random"}})

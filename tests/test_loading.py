@@ -283,6 +283,14 @@ def test_shards_are_loaded_and_an_absent_one_is_named(tmp_path: Path) -> None:
         resolve(choice(tmp_path))
 
 
+def test_heads_that_do_not_split_over_key_value_heads_are_refused() -> None:
+    smaller = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+    with pytest.raises(ConfigError, match="4 attention heads do not split over 8 key-value heads"):
+        resolve(BackboneChoice(name="llama3-8b", config=smaller))
+    whole = {**smaller, "num_key_value_heads": 2}
+    assert resolve(BackboneChoice(name="llama3-8b", config=whole)).config.num_key_value_heads == 2
+
+
 def test_the_other_spelling_of_a_key_means_the_same() -> None:
     resolved = resolve(
         BackboneChoice(

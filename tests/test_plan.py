@@ -217,6 +217,14 @@ def test_only_arms_that_wrapped_the_task_head_have_the_recipe_without_it() -> No
             IncompatibleError,
             "at most 108",
         ),
+        (
+            {
+                "methods": ["peft:prefix-tuning"],
+                "training": {"batch_size": 8, "gradient_checkpointing": True},
+            },
+            IncompatibleError,
+            "does not go with training.gradient_checkpointing: transformers then drops the cache",
+        ),
         ({"methods": ["full", "full"]}, ConfigError, "twice"),
         ({"methods": [{"name": "lora", "architecture": {"rnk": 3}}]}, ConfigError, "rnk"),
         ({"backbones": ["no-such-backbone"]}, UnknownNameError, "no-such-backbone"),

@@ -397,6 +397,10 @@ def test_others_write_the_first_accepted_answer_or_nothing(kind: Any, name: str)
     [
         ({"answers": {"text": [], "answer_start": []}}, "row 3 has no answer .*unanswerable: true"),
         ({"answers": {"text": ["one"], "answer_start": [0, 1]}}, "row 3 has 1 texts and 2 starts"),
+        (
+            {"answers": {"text": ["one", None], "answer_start": [0, 1]}},
+            "row 3 has a null in the list",
+        ),
         ({"id": "00000001"}, "'00000001' names row 1 of split 'train' and row 3 of split 'train'"),
     ],
 )

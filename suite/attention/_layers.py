@@ -52,6 +52,10 @@ class AcrossLayers(Variant[C]):
             self.over = self._configure_over(config.over)
             self.start = self.over.start
 
+    @property
+    def draws(self) -> bool:
+        return self.over is not None and self.over.draws
+
     @abstractmethod
     def taken_from(self, depth: int) -> dict[int, int]:
         """Each taking layer with the earlier layer that gives, in a stack of `depth` blocks.

@@ -64,6 +64,11 @@ class Variant(ABC, Generic[C]):
     def __init__(self, config: C) -> None:
         self.config = config
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws weights on a checkpoint, so that each seed starts from others."""
+        return getattr(self.config, "init", None) == "random"
+
     @classmethod
     def configure(cls, options: Mapping[str, Any], *, where: str = "") -> Variant[Any]:
         """Check the options and make the variant.

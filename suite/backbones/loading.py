@@ -381,6 +381,13 @@ def _changed_config(
         config: PreTrainedConfig = cls.from_dict({**raw, **tokens, **renamed})
     except (StrictDataclassError, ValueError, TypeError) as error:
         raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
+    heads = getattr(config, "num_attention_heads", None)
+    shared = getattr(config, "num_key_value_heads", None)
+    if heads and shared and heads % shared:
+        raise ConfigError(
+            f"{where}: {heads} attention heads do not split over {shared} key-value heads; give "
+            "num_key_value_heads too, a divisor of num_attention_heads"
+        )
     return config
 
 

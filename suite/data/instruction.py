@@ -236,9 +236,13 @@ def make_instruction(
 
 def _tail(template: str) -> str:
     """The text that follows the last column of a template."""
-    # a stretch of a template is a text and the field after it; the last one may lack the field
-    text, field, _, _ = list(string.Formatter().parse(template))[-1]
-    return text if field is None else ""
+    # A stretch of a template is a text and the field after it, or a text up to a brace.
+    tail = ""
+    for text, field, _, _ in string.Formatter().parse(template):
+        tail += text
+        if field is not None:
+            tail = ""
+    return tail
 
 
 def _cut(

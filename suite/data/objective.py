@@ -167,8 +167,8 @@ class Objective(ABC):
         """
         groups = None
         if "group" in data.column_names:
-            groups = list(data["group"])
-        return Answered(list(data["index"]), list(predictions), list(data["gold"]), groups)
+            groups = data["group"][:]
+        return Answered(data["index"][:], list(predictions), data["gold"][:], groups)
 
     @abstractmethod
     def score(
@@ -226,6 +226,8 @@ class Objective(ABC):
             "max_length": self.training.max_length,
             "target_max_length": self.training.target_max_length,
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
+            # How the names of groups are made of several columns, since it changed.
+            **({"group_names": 2} if len(getattr(self.task, "group", ())) > 1 else {}),
         }
 
     def _groups(self, columns: Columns) -> Features:
@@ -235,7 +237,7 @@ class Objective(ABC):
         names = []
         # one name of several columns, since Arrow and the file of predictions hold one column
         for key in rows_of(columns, self.task.group):
-            names.append("/".join(map(str, key)))
+            names.append("/".join(map(_escaped, key) if len(key) > 1 else map(str, key)))
         return {"group": names}
 
     def _padded(self, rows: Sequence[Mapping[str, Any]], fill: Mapping[str, int]) -> Batch:
@@ -253,6 +255,11 @@ class Objective(ABC):
             multiple=self.training.pad_to_multiple,
         )
         return batch
+
+
+def _escaped(part: Any) -> str:
+    """A part of a group's name, in which a slash is not the one between parts."""
+    return str(part).replace("\\", "\\\\").replace("/", "\\/")
 
 
 class LabelObjective(Objective):

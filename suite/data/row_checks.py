@@ -51,6 +51,12 @@ def check_rows(table: pa.Table, task: TaskConfig, *, where: str) -> None:
                     f"{where}: column {column!r} holds {kind}, and group expects text or whole "
                     "numbers"
                 )
+            blank = pc.equal(pc.utf8_trim_whitespace(table[column]), "") if is_text(kind) else None
+            if blank is not None and pc.any(blank).as_py():
+                raise DataError(
+                    f"{where}: column {column!r} names no group in row {_first(blank)}; rows "
+                    "without a name would be one group"
+                )
     if isinstance(task, QuestionAnsweringTask):
         _check_answers(table, task, where=where)
     if isinstance(task, LabelTask):
@@ -96,6 +102,12 @@ def _check_answers(table: pa.Table, task: QuestionAnsweringTask, *, where: str) 
         # lists that are all empty have the type null
         if not is_list or not (holds(kind.value_type) or pa.types.is_null(kind.value_type)):
             raise DataError(f"{where}: column {column!r} holds {kind}, expected lists of {what}")
+        if pc.list_flatten(table[column]).null_count:
+            lists = table[column].to_pylist()
+            row = next(number for number, entries in enumerate(lists) if None in entries)
+            raise DataError(
+                f"{where}: row {row} has a null in the list of column {column!r}; take it out"
+            )
     texts = pc.list_value_length(table[task.answers])
     starts = pc.list_value_length(table[task.starts])
     differs = pc.not_equal(texts, starts)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from suite.attention import variants
 from suite.backbones.loading import Head, ResolvedBackbone, load_tokenizer
 from suite.config.arm import Arm
 from suite.config.hashing import short_hash
@@ -96,7 +97,9 @@ def untrained(
     # `full` adds nothing to the backbone, so this is what every method starts from.
     bare = arm.model_copy(update={"method": "full", "architecture": {}})
     seed = 0  # a checkpoint is the same for all seeds
-    if spec is not None and resolved.origin == "random":
+    variant = variants.get(arm.attention.name).configure(arm.attention.options)
+    draws = resolved.origin == "random" or (arm.pretrain is None and variant.draws)
+    if spec is not None and draws:
         seed = spec.stream("init")
 
     def load() -> Opened:

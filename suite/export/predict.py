@@ -192,7 +192,7 @@ def _perplexities(
                 found.append(None)
                 continue
             nll = _answers(model, objective, data, answering=objective, batch_size=batch_size)
-            found.append(objective.score(nll, list(data["gold"]))["perplexity"])
+            found.append(objective.score(nll, data["gold"][:])["perplexity"])
     return found
 
 

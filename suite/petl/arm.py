@@ -19,6 +19,7 @@ from suite.backbones.fit import method_refusal, served_families, variant_refusal
 from suite.backbones.loading import Head, ResolvedBackbone, build
 from suite.backbones.weights import load_weights
 from suite.config.arm import Arm
+from suite.config.training import TrainingConfig
 from suite.errors import IncompatibleError, OwnCodeError
 from suite.petl import get_method
 from suite.petl.base import Method, head_parameters
@@ -184,6 +185,19 @@ def check_family(
         f"{kind} {plug_in.name} does not work on {resolved.choice.name}, a {resolved.family.name}"
         f" backbone{reason}; it works on {known}"
     )
+
+
+def check_recomputed(method: type[Method[Any]], training: TrainingConfig) -> None:
+    """Check that a method trains under the sweep's `gradient_checkpointing`.
+
+    Raises:
+        IncompatibleError: It does not.
+    """
+    if training.gradient_checkpointing and method.not_recomputed:
+        raise IncompatibleError(
+            f"method {method.name} does not go with training.gradient_checkpointing: "
+            f"{method.not_recomputed}; set it to false"
+        )
 
 
 def check_arm(

@@ -39,6 +39,7 @@ class Method(ABC, Generic[C]):
         Config: The class of its hyperparameters.
         needs_projections: Why q, k and v must be the checkpoint's own; "" = they need not be, so
             any attention variant will do.
+        not_recomputed: Why activations cannot be recomputed in the backward pass; "" = they can.
         backward_through_backbone: Whether gradients pass through the backbone, so that new
             parameters inside it can train.
     """
@@ -50,6 +51,7 @@ class Method(ABC, Generic[C]):
     families: ClassVar[frozenset[str] | None] = None
     Config: ClassVar[type[Any]]
     needs_projections: ClassVar[str] = ""
+    not_recomputed: ClassVar[str] = ""
     backward_through_backbone: ClassVar[bool] = True
 
     def __init__(self, config: C) -> None:

@@ -150,8 +150,10 @@ def _define(method_name: str, kind: str) -> type[Method[Any]]:
     # PeftType is a str enum, so its members are found by their values
     config_class = PEFT_TYPE_TO_CONFIG_MAPPING[kind]  # type: ignore[index]
     why_projections = ""
+    why_not_recomputed = ""
     if kind == "PREFIX_TUNING":
         why_projections = "its prefix is put into the cache as keys and values of their shape"
+        why_not_recomputed = "transformers then drops the cache, which holds the prefix"
 
     class FromPeft(Method[PeftArchitecture]):
         name = method_name
@@ -159,6 +161,7 @@ def _define(method_name: str, kind: str) -> type[Method[Any]]:
         source = f"peft's documentation of {config_class.__name__}"
         Config = PeftArchitecture
         needs_projections = why_projections
+        not_recomputed = why_not_recomputed
 
         @classmethod
         def configure(cls, architecture: Mapping[str, Any], *, where: str = "") -> Method[Any]:

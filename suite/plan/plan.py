@@ -453,7 +453,7 @@ def _check_arms(config: SweepConfig, cells: Sequence[PlannedCell], *, where: str
     # These load torch, as in `_pretrains`.
     from suite.backbones.loading import check_weights
     from suite.petl import get_method
-    from suite.petl.arm import check_arm
+    from suite.petl.arm import check_arm, check_recomputed
 
     tasks = {cell.task.name: cell.task for cell in cells}
     arms = {cell.arm.key: cell.arm for cell in cells}
@@ -477,6 +477,7 @@ def _check_arms(config: SweepConfig, cells: Sequence[PlannedCell], *, where: str
                 continue
             seen.add(check)
             with _placed(f"{where}: {arm.method} on {arm.backbone.name}"):
+                check_recomputed(get_method(arm.method), config.training)
                 check_arm(resolved, objective.head, arm, max_length=objective.positions)
 
 

@@ -66,8 +66,9 @@ class TrainBatches:
         self.world_size = world_size
         self.pass_steps = len(data) // batch_size
         self.epoch_steps = epoch_steps or self.pass_steps
-        self.units = np.asarray(data["units"], dtype=np.float64)
-        self.lengths = np.asarray(data["length"], dtype=np.int64)
+        # Whole columns: one that is not cut reads the file for every row.
+        self.units = np.asarray(data["units"][:], dtype=np.float64)
+        self.lengths = np.asarray(data["length"][:], dtype=np.int64)
 
     def __len__(self) -> int:
         """Steps per epoch."""
@@ -157,7 +158,8 @@ def eval_batches(
     Every rank gets the same number of batches. Rows are sorted by length, so that little is padded.
     If they run out, the shortest row fills up and its number is None.
     """
-    order: list[int] = sorted(range(len(data)), key=data["length"].__getitem__)
+    lengths = data["length"][:]
+    order: list[int] = sorted(range(len(data)), key=lengths.__getitem__)
     mine: list[int | None] = [*order[rank::world_size]]
     # Rounded up: the ranks would wait for ever for one that has a batch less.
     share = -(-len(order) // world_size)

@@ -13,7 +13,7 @@ from suite.config.task import load_task
 from suite.data.make_objective import objective_of
 from suite.errors import UnknownNameError
 from suite.petl import get_method
-from suite.petl.arm import check_arm
+from suite.petl.arm import check_arm, check_recomputed
 from suite.record.folder import Home
 from suite.record.result import TrialResult
 from suite.record.spec import Phase, TrialSpec
@@ -93,6 +93,7 @@ def build_spec(
     resolved = resolve_backbone(arm)
     tokenizer = load_tokenizer(resolved, draft=True)
     objective = objective_of(spec, kind=resolved.family.kind, tokenizer=tokenizer)
+    check_recomputed(get_method(method), spec.training)
     check_arm(resolved, objective.head, spec.arm, max_length=objective.positions)
     if get_method(method).keeps_states(spec.training):
         objective.check_can_keep()

@@ -94,7 +94,8 @@ def evaluate(
     shortest = 0
     if given is not None:
         # The row that fills up the last batches (`eval_batches`).
-        shortest = min(range(len(data)), key=data["length"].__getitem__)
+        lengths = data["length"][:]
+        shortest = min(range(len(data)), key=lengths.__getitem__)
     with torch.no_grad():
         for batch, rows in eval_batches(
             data, objective.collate_eval, batch_size=batch_size, rank=rank, world_size=world_size
