@@ -292,6 +292,53 @@ def test_rejected_arms_are_hollow_and_on_no_front(report: Report) -> None:
     assert points["full"].x == [pytest.approx(22.0)], "the axis has the unit of the table"
 
 
+def failed(report: Report, method: str) -> Report:
+    """The same where a confirm run of a method has no score, and the seeds that survived do best."""
+    own = {"status": "failed", "rank": None, "score_mean": 99.0}
+    return replace(
+        report, rows=[row | own if row["method"] == method else row for row in report.rows]
+    )
+
+
+def test_a_failed_row_is_neither_answer_nor_choice_nor_on_a_front(report: Report) -> None:
+    report = failed(report, "read")
+    first = answer(report)[0]
+    assert "read" not in first.head
+    assert first.rest.endswith(" Not ranked, as a confirm run has no score: read (99.0, 3 seeds).")
+    assert {row["method"] for row in report.admitted("agreement")} == {"full", "lora"}
+    chart = charts.score_against_energy(report, "agreement")
+    assert chart is not None
+    points = {mark.name: mark for mark in chart.marks if isinstance(mark, Points)}
+    assert points["read (failed)"].hollow
+    assert not {row["label"]: row["on_front"] for row in chart.table.rows}["read"]
+    assert "Hollow: 1 rejected by a check of validity and 1 failed, as" in chart.text
+    heat = charts.score_heat_map(report)
+    assert heat is not None and "(read)" not in heat.text and "99.0 *" in str(heat.marks)
+    html = page(report)
+    assert html.count('class="failed"') == 6, "in the leaderboard and in the arm's own part"
+    (choices,) = re.findall(r'id="choices"[^>]*>(.*?)</script>', html)
+    assert {choice["arm"] for choice in json.loads(choices)} == {"full", "lora"}
+
+
+def test_what_a_confirm_run_without_a_score_took_is_not_known(report: Report) -> None:
+    def confirming(changed: Report) -> dict[str, float | None]:
+        chart = charts.search_cost(changed)
+        assert chart is not None
+        return {row["label"]: row["confirm_wh"] for row in chart.table.rows}
+
+    assert None not in confirming(report).values()
+    # A run that was given up has no record, and its row says so; one that ended has one.
+    rows = failed(report, "lora")
+    lost = {"status": "oom", "test_score": None, "phases": {}}
+    trials = []
+    for trial in report.trials:
+        is_lost = ".lora" in trial["arm"] and (trial["phase"], trial["seed"]) == ("confirm", 1)
+        trials.append(trial | lost if is_lost else trial)
+    for changed in (rows, replace(report, trials=trials)):
+        found = confirming(changed)
+        assert found["lora"] is None and found["full"] is not None
+
+
 @pytest.mark.parametrize("backend", ["plotly", "matplotlib"])
 def test_every_figure_is_drawn_by_both_libraries(report: Report, backend: figures.Backend) -> None:
     kind = {"plotly": plotly.graph_objects.Figure, "matplotlib": matplotlib.figure.Figure}[backend]

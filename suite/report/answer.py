@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -65,7 +65,7 @@ def verdicts(report: Report) -> list[str]:
 
 
 def _nothing(report: Report) -> Sentence:
-    reason = "no arm has a test score that was admitted."
+    reason = "no arm has a test score that is neither rejected nor of a failed row."
     if not report.rows:
         reason = "no trial has ended."
     return Sentence("Nothing can be said yet:", reason)
@@ -82,8 +82,17 @@ def _rankings(report: Report, task: str) -> list[Sentence]:
             whose = where
             if len(backbones) > 1:
                 whose += f" with {backbone}"
-            if rows:
-                found.append(_ranking(report, rows, whose, task))
+            if not rows:
+                continue
+            said = _ranking(report, rows, whose, task)
+            failed = []
+            for row in report.failed(task):
+                if (row["home"], row["backbone"]) == (rows[0]["home"], backbone):
+                    failed.append(_with_score(report, row))
+            if failed:
+                rest = f"{said.rest} Not ranked, as a confirm run has no score: {listed(failed)}."
+                said = replace(said, rest=rest)
+            found.append(said)
     return found
 
 

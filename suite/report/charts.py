@@ -20,7 +20,7 @@ from suite.report import values
 from suite.report.chart import Axis, Bars, Chart, Heat, Mark, Points
 from suite.report.data import Report, Row
 from suite.report.names import listed
-from suite.report.table import Table, rows_where, rows_with, values_of
+from suite.report.table import Table, rows_where, rows_with, rows_without, values_of
 
 # The names of more points would cover each other. Then only the front is named, and a reader points
 # at the others.
@@ -37,6 +37,7 @@ SCORE_COLUMNS = {
     "ci_low": "lower end of its 95% interval",
     "ci_high": "upper end of its 95% interval",
     "admitted": "false where a check of validity rejects the row",
+    "status": "failed = a confirm run has no score, and nothing is left to run",
 }
 
 
@@ -104,7 +105,8 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     front: list[Row] = []
     said_of_front = "No Pareto front: energy was not measured in one way for all arms."
     if cost.key != "energy_kwh" or not admitted or values.comparable_energy(admitted):
-        # A rejected score may be wrong, so it must not keep other arms off the front.
+        # A rejected score may be wrong, and a failed one lacks the seeds that went wrong. Neither
+        # must keep other arms off the front.
         front = pareto(admitted, cost.key, higher_is_better=report.higher_is_better(task))
         said_of_front = (
             "On the Pareto front (dotted), where no arm scores better at less cost:"
@@ -138,11 +140,9 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     absent = [report.label(row) for row in report.scored(task) if row not in rows]
     if absent:
         text += f" Not drawn, as their {cost.word} is not known: {listed(absent)}."
-    rejected = len(rows) - len(admitted)
-    if rejected:
-        text += f" Hollow: {rejected} rejected by a check of validity, on no front."
+    text += _hollow(rows)
 
-    # Rejected rows stay in the table: `admitted` and `on_front` say what they are.
+    # Rejected and failed rows stay in the table: `admitted` and `status` say what they are.
     table_rows = []
     for row in report.labelled(rows):
         table_rows.append(row | {cost.column: row[cost.key] * cost.factor})
@@ -168,6 +168,19 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     )
 
 
+def _hollow(rows: Sequence[Row]) -> str:
+    """A sentence that says how many points are hollow and why; empty for none."""
+    flaws = [values.flaw(row) for row in rows]
+    said = []
+    if values.REJECTED in flaws:
+        said.append(f"{flaws.count(values.REJECTED)} rejected by a check of validity")
+    if CellStatus.FAILED in flaws:
+        said.append(f"{flaws.count(CellStatus.FAILED)} failed, as a confirm run has no score")
+    if not said:
+        return ""
+    return f" Hollow: {listed(said)}; on no front."
+
+
 def _axis_with_margins(title: str, costs: Sequence[float]) -> Axis:
     """An axis with room for the names of the outermost points.
 
@@ -189,10 +202,12 @@ def _point(report: Report, row: Row, x: float, *, named: bool) -> Points:
         f"{arm.label}: score {values.score(row['score_mean'])} ({values.seeds([row])}),"
         f" {energy(row)}, {values.size(row['peak_memory_bytes'])}"
     )
-    rejected = row["admitted"] is False
-    if rejected:
-        name += " (rejected)"
-        details += f"; rejected: {'; '.join(row['rejected'])}"
+    flaw = values.flaw(row)
+    if flaw:
+        name += f" ({flaw})"
+        details += f"; {flaw}"
+    if flaw == values.REJECTED:
+        details += f": {'; '.join(row['rejected'])}"
     labels = []
     if named:
         labels.append(arm.label)
@@ -205,7 +220,7 @@ def _point(report: Report, row: Row, x: float, *, named: bool) -> Points:
         high=[row["ci_high"]],
         labels=labels,
         details=[details],
-        hollow=rejected,
+        hollow=bool(flaw),
     )
 
 
@@ -278,7 +293,7 @@ def score_heat_map(report: Report) -> Chart | None:
                 continue
             rows.append(cell)
             score = values.score(cell["score_mean"])
-            if cell["admitted"] is False:
+            if values.flaw(cell):
                 score += " *"
                 starred = True
             # Each task has its own scale: a perplexity and an accuracy share none.
@@ -290,7 +305,7 @@ def score_heat_map(report: Report) -> Chart | None:
         f" shade. Best: {'; '.join(best)}."
     )
     if starred:
-        text += " A star marks rejected rows."
+        text += " A star marks rejected or failed rows."
     names = tuple(arm.label for arm in arms)
     columns = ARM_COLUMNS | SCORE_COLUMNS | {"seeds": "confirm runs"}
     return Chart(
@@ -340,7 +355,7 @@ def _best(report: Report, task: str) -> str:
     admitted = report.admitted(task)
     if not admitted:
         return f"{task} none admitted"
-    # A rejected score may be wrong, so that it is no best one.
+    # A rejected score may be wrong, and a failed one is of few seeds, so that it is no best one.
     better = max if report.higher_is_better(task) else min
     best = better(values_of(admitted, "score_mean"))
     holders = [report.label(row) for row in admitted if row["score_mean"] == best]
@@ -534,17 +549,24 @@ def _known_sum(parts_wh: Sequence[float | None]) -> str:
 def _costs_of_choice(report: Report) -> list[dict[str, Any]]:
     """Wh of each arm, where anything is known at all; a part that is not known is None."""
     confirm_runs = _confirm_runs(report)
+    without_score = set()
+    for run in rows_without(report.confirm_runs, "status", "unfinished"):
+        if run["test_score"] is None:
+            without_score.add(run["arm"])
     rows: list[dict[str, Any]] = []
     for arm in report.arms.values():
         own = []
         others = []
         sources = []
         trials = 0
+        failed = False
         for row in report.rows:
             if row["arm"] != arm.key or row["task"] == MEAN:
                 continue
             if row["status"] == CellStatus.NOT_CHOSEN:
                 continue
+            # A confirm run that was given up has no record at all.
+            failed = failed or row["status"] == CellStatus.FAILED
             sources.append(row["energy_source"])
             own.append(_of_own(row))
             others.append(_of_others(row))
@@ -556,6 +578,9 @@ def _costs_of_choice(report: Report) -> list[dict[str, Any]]:
                 "others_wh": _wh(others),
                 "confirm_wh": _energy_wh(confirm_runs.get(arm.key, [])),
             }
+            # What a run took that ended without a score is not known, and it was not nothing.
+            if failed or arm.key in without_score:
+                costs["confirm_wh"] = None
             # Measured energy of one task and estimated energy of another are not added.
             if len(own) > 1 and mixes_energy(join(sources)):
                 for part in ("search_wh", "others_wh"):

@@ -30,6 +30,7 @@ from suite.record.cells import Trial
 from suite.record.folder import Home
 from suite.record.result import Status
 from suite.redact import redact
+from suite.report import values
 from suite.report.names import Arm, arms_of, key_in_home, own_key
 from suite.report.table import rows_where, rows_with, rows_without, values_of
 from suite.storage.identity import identity_path
@@ -121,9 +122,12 @@ class Report:
         return rows_with(rows_where(self.shown, "task", task), "score_mean")
 
     def admitted(self, task: str) -> list[Row]:
-        """Rows of a task with a test score that no check of validity rejects."""
-        # None means that nothing was checked, and then the row counts.
-        return rows_without(self.scored(task), "admitted", False)
+        """Rows of a task with a test score that is neither rejected nor of a failed row."""
+        return [row for row in self.scored(task) if not values.flaw(row)]
+
+    def failed(self, task: str) -> list[Row]:
+        """Rows of a task with a test score of only those seeds that survived."""
+        return [row for row in self.scored(task) if values.flaw(row) == CellStatus.FAILED]
 
     def label(self, row: Mapping[str, Any]) -> str:
         """The short name of a row's arm."""

@@ -117,6 +117,7 @@ def environment() -> Environment:
     made.filters["clean"] = clean
     made.filters["backbone"] = values.backbone
     made.filters["attention"] = values.attention
+    made.filters["flaw"] = values.flaw
     made.filters["settings"] = values.settings
     made.globals["colours"] = COLOURS
     return made
@@ -184,7 +185,7 @@ def _choices(report: Report) -> list[dict[str, Any]]:
     """The rows among which the page's script looks for the best within a reader's limits."""
     found = []
     for task in report.places:
-        # Nobody should choose a row that a check of validity rejects.
+        # Nobody should choose a row that a check of validity rejects, or of which runs failed.
         for row in report.admitted(task):
             choice = {
                 "task": task,

@@ -9,6 +9,7 @@ from typing import Any
 
 from suite.config.reference import MEAN
 from suite.meters.record import ESTIMATE
+from suite.plan.cell_state import CellStatus
 
 MISSING = "-"
 REJECTED = "rejected"
@@ -130,6 +131,17 @@ def status(row: Mapping[str, Any]) -> str:
 
         shown += f", {NOT_VERIFIABLE}"
     return shown
+
+
+def flaw(row: Mapping[str, Any]) -> str:
+    """Why a test score is no result to choose by: `rejected` or `failed`; empty where it is one."""
+    # None = not checked, which is no reason to reject.
+    if row["admitted"] is False:
+        return REJECTED
+    # What is left is a mean of the seeds that survived.
+    if row["status"] == CellStatus.FAILED:
+        return CellStatus.FAILED.value
+    return ""
 
 
 def mean_score(row: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@
   const tell = () => {
     const groups = new Map();
     for (const row of board.tBodies[0].rows) {
-      if (row.hidden || row.classList.contains("rejected") || cell(row, "score").dataset.v === "") continue;
+      if (row.hidden || row.matches(".rejected, .failed") || cell(row, "score").dataset.v === "") continue;
       const key = JSON.stringify([text(row, "sweep"), text(row, "task")]);
       groups.set(key, [...(groups.get(key) || []), row]);
     }
