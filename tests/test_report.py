@@ -302,6 +302,8 @@ def failed(report: Report, method: str) -> Report:
 
 def test_a_failed_row_is_neither_answer_nor_choice_nor_on_a_front(report: Report) -> None:
     report = failed(report, "read")
+    state = "failed: nothing is left to run, and a confirm run has no score."
+    assert f"2 of 8 cells {state}" in report.missing
     first = answer(report)[0]
     assert "read" not in first.head
     assert first.rest.endswith(" Not ranked, as a confirm run has no score: read (99.0, 3 seeds).")

@@ -51,7 +51,7 @@ PARTLY_ESTIMATED = ", partly estimated"
 UNFINISHED = {
     "searching": "are still searched",
     "partial": "lack confirm runs, or some of their seeds",
-    "failed": "failed: no seed can get a score",
+    "failed": "failed: nothing is left to run, and a confirm run has no score",
 }
 
 
