@@ -304,6 +304,9 @@ def test_a_table_has_one_line_for_the_architectures_of_a_contest(
     for row, machine in zip(rows, ("EPYC", "Xeon"), strict=False):
         row["machine"] = machine
     assert "machine" in {column.head for column in columns(rows, among=rows)}
+    # The runs of one row were on both.
+    one = {**rows[0], "machine": "EPYC+Xeon"}
+    assert "machine" in {column.head for column in columns([one], among=rows)}
 
 
 # ---- edge guard --------------------------------------------------------------------------------------------------------

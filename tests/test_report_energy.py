@@ -19,7 +19,7 @@ from suite.plan.definition import read_plan
 from suite.progress import Board
 from suite.record.folder import Home
 from suite.record.result import PreparationRecord, TrialResult
-from suite.report import charts, tables
+from suite.report import charts, tables, values
 from suite.report.answer import answer, facts
 from suite.report.data import Report, read
 from suite.report.document import document
@@ -143,6 +143,29 @@ def test_no_arm_saves_energy_beside_one_whose_energy_has_another_source(
     assert "% less energy" in said(ranks, "rapl") or "% more energy" in said(ranks, "rapl")
     for source in (ESTIMATE, f"{ESTIMATE}+rapl"):
         assert "energy" not in said(ranks, source).partition("told apart from it:")[2]
+
+
+def test_energy_is_not_compared_between_rows_of_several_machines(
+    report_of: Callable[[Mapping[str, str]], Report],
+) -> None:
+    report = report_of(MEASURED)
+    rows = [row | {"machine": "Xeon", "rank": "1-2"} for row in report.rows]
+    one = replace(report, rows=rows)
+    front = charts.score_against_energy(one, "agreement")
+    assert front is not None and "On the Pareto front" in front.text
+    assert "the least energy" in answer(one)[0].rest
+    assert "machine" not in {column.head for column in tables.leaderboard_columns(one)}
+    # Another arm's runs, or some of this arm's runs, were on another machine.
+    for machine in ("EPYC", "EPYC+Xeon"):
+        several = changed(one, "lora", machine=machine)
+        front = charts.score_against_energy(several, "agreement")
+        assert front is not None and "or not on one machine" in front.text
+        assert not any(row["on_front"] for row in front.table.rows)
+        assert "the least energy" not in answer(several)[0].rest
+        (column,) = [c for c in tables.leaderboard_columns(several) if c.head == "machine"]
+        assert {column.show(row) for row in several.rows} == {"Xeon", machine}
+    alone = {"machine": "EPYC+Xeon", "energy_source": "rapl"}
+    assert not values.comparable_energy([alone, alone])
 
 
 def test_a_trial_that_was_estimated_says_so_where_others_were_measured(

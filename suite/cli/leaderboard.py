@@ -302,7 +302,7 @@ def _key(rows: Sequence[Row], *, short: bool) -> list[tuple[str, str]]:
         "common class is; shown where a row is not significantly better"
     )
     found.append((baseline, said))
-    if _on_several_machines(rows):
+    if values.on_several_machines(rows):
         said = "machine: time and energy compare between rows of one machine only"
         found.append((_title("machine"), said))
     if any(values.is_estimate(row) for row in rows if row.get("energy_source")):
@@ -328,13 +328,9 @@ def _name_columns(rows: Sequence[Row], among: Sequence[Row]) -> list[Column]:
     if len(arms) > len(methods):
         shown.append(Column("architecture", architecture_of(among)))
     shown.append(column("task"))
-    if _on_several_machines(rows):
+    if values.on_several_machines(rows):
         shown.append(column("machine", rank=1))
     return shown
-
-
-def _on_several_machines(rows: Sequence[Row]) -> bool:
-    return len({row["machine"] for row in rows if row.get("machine")}) > 1
 
 
 def _score_columns(rows: Sequence[Row], *, short: bool) -> list[Column]:

@@ -103,7 +103,9 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
         return None
     admitted = [row for row in report.admitted(task) if row[cost.key]]
     front: list[Row] = []
-    said_of_front = "No Pareto front: energy was not measured in one way for all arms."
+    said_of_front = (
+        "No Pareto front: energy was not measured in one way, or not on one machine, for all arms."
+    )
     if cost.key != "energy_kwh" or not admitted or values.comparable_energy(admitted):
         # A rejected score may be wrong, and a failed one lacks the seeds that went wrong. Neither
         # must keep other arms off the front.

@@ -202,6 +202,14 @@ def _extra_columns(report: Report) -> list[Column]:
         columns.append(_field("peop"))
     if rows_with(rows, "kv_bytes_per_token"):
         columns.append(_field("kv_bytes_per_token"))
+    if values.on_several_machines(rows):
+        columns.append(
+            words(
+                "machine",
+                lambda row: values.text(row["machine"]),
+                "time and energy compare between rows of one machine only",
+            )
+        )
     columns.append(_field("train_s"))
     if rows_with(rows, "prepare_s"):
         columns.append(_field("prepare_energy_kwh", note=note))

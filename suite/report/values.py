@@ -228,8 +228,20 @@ def is_estimate(row: Mapping[str, Any]) -> bool:
     return ESTIMATE in (row["energy_source"] or "")
 
 
-def comparable_energy(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the energies of some rows may be compared: they have one and the same source."""
+def on_several_machines(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether some rows were computed on several models of machine, or a row of them was."""
+    machines = {row["machine"] for row in rows if row.get("machine")}
+    # A row whose runs were on different ones names them all.
+    return len(machines) > 1 or any("+" in machine for machine in machines)
+
+
+def comparable_energy(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the energies of some rows may be compared.
+
+    They have one and the same source, and are of one model of machine.
+    """
+    if on_several_machines(rows):
+        return False
     sources = {row["energy_source"] for row in rows}
     # A row of several sources was measured in another way from run to run.
     return len(sources) == 1 and "+" not in (sources.pop() or "")
