@@ -159,6 +159,35 @@ def test_arms_without_a_rank_are_named_beside_the_ranked_ones_and_one_ranked_arm
     )
 
 
+def test_an_arm_that_alone_has_a_score_that_counts_is_not_called_the_only_arm(
+    report: Report,
+) -> None:
+    def only(**status: str) -> str:
+        rows = []
+        for row in report.rows:
+            state = status.get(row["method"], "done")
+            if state == "rejected":
+                row = row | {"admitted": False}
+            elif state != "done":
+                row = row | {"status": state, "score_mean": None}
+            rows.append(row)
+        return answer(replace(report, rows=rows))[0].head
+
+    where = "arms on the mean over 2 tasks with a score that counts"
+    # `bitfit` is rejected in all of them.
+    over = only(lora="failed", read="rejected")
+    assert over.startswith(f"full is the only one of 4 {where}, with ")
+    one_open = only(lora="failed", read="partial")
+    assert one_open.startswith(f"full is the only one of 4 {where} so far, with ")
+    rows = [row for row in report.rows if row["method"] == "full"]
+    alone = "full is the only arm on the mean over 2 tasks"
+    assert report.cells and not report.absent("mean")
+    assert answer(replace(report, rows=rows))[0].head.startswith(f"{alone}, with ")
+    begun = {key: cell for key, cell in report.cells.items() if cell.method == "full"}
+    unbegun = replace(report, rows=rows, cells=begun)
+    assert answer(unbegun)[0].head.startswith(f"{alone} so far, with ")
+
+
 def test_without_ranks_the_answer_says_that_nothing_was_tested(report: Report) -> None:
     rows = [{**row, "rank": None, "rank_missing": "only one seed"} for row in report.rows]
     first = answer(replace(report, rows=rows))[0]

@@ -14,6 +14,7 @@ from typing import Any
 from suite.config.reference import MEAN
 from suite.config.sweep import SearchConfig
 from suite.meters.record import ESTIMATE
+from suite.plan.cell_state import CellStatus
 from suite.plan.plan import Plan
 from suite.report import values
 from suite.report.charts import energy, place
@@ -185,8 +186,8 @@ def _unranked(report: Report, rows: Sequence[Row], where: str, end: str) -> Sent
     leader = rows[0]
     scored = f"{described(leader)}."
     if len(rows) == 1:
-        head = f"{report.label(leader)} is the only arm {where} so far, with {_brief(leader)}."
-        return Sentence(head, scored)
+        only = _only(report, leader, where)
+        return Sentence(f"{report.label(leader)} is {only}, with {_brief(leader)}.", scored)
     reason = leader["rank_missing"]
     if not reason:
         reason = "there are no ranks"
@@ -197,6 +198,25 @@ def _unranked(report: Report, rows: Sequence[Row], where: str, end: str) -> Sent
         " no test has compared it with the others.",
         f"{scored} No test says whether that is more than luck: {reason}.",
     )
+
+
+def _only(report: Report, leader: Row, where: str) -> str:
+    """What the single arm with a score that counts is: `the only arm on sst2 so far`."""
+    others = []
+    for row in rows_where(report.shown, "task", leader["task"]):
+        alike = row["home"] == leader["home"] and row["backbone"] == leader["backbone"]
+        if alike and row["arm"] != leader["arm"]:
+            others.append(row)
+    over = {status.value for status in CellStatus if status.is_over}
+    is_over = [row["status"] in over for row in others]
+    so_far = ""
+    # Cells without an ended trial have no row yet.
+    if not all(is_over) or report.absent(leader["task"]):
+        so_far = " so far"
+    # Others that are over were rejected or failed: they are arms as well.
+    if any(is_over):
+        return f"the only one of {len(others) + 1} arms {where} with a score that counts{so_far}"
+    return f"the only arm {where}{so_far}"
 
 
 def _all_alike(report: Report, rows: Sequence[Row]) -> str:

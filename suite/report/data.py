@@ -204,18 +204,28 @@ class Report:
             return "The search ended 1 trial early (pruned)."
         return f"The search ended {count} trials early (pruned)."
 
+    def absent(self, task: str) -> list[str]:
+        """Keys of the planned cells of a task, or of all, that have no ended trial yet."""
+        if self.plan is None:
+            return []
+        ended = set()
+        for (arm, own_task), cell in self.cells.items():
+            # The plan is this home's: another one may have what this one still lacks.
+            if self.own_home in (None, cell.home):
+                ended.add(f"{own_key(arm)}/{own_task}")
+        found = []
+        for planned in self.plan.cells:
+            if planned.key not in ended and task in (MEAN, planned.task.name):
+                found.append(planned.key)
+        return sorted(found)
+
     @cached_property
     def missing(self) -> list[str]:
         """What a finished sweep would have and this one does not have, in sentences."""
         found = []
         if self.plan is not None:
             planned = {cell.key for cell in self.plan.cells}
-            ended = set()
-            for (arm, task), cell in self.cells.items():
-                # The plan is this home's: another one may have what this one still lacks.
-                if self.own_home in (None, cell.home):
-                    ended.add(f"{own_key(arm)}/{task}")
-            absent = sorted(planned - ended)
+            absent = self.absent(MEAN)
             if absent:
                 named = ", ".join(absent[:MOST_NAMED])
                 if len(absent) > MOST_NAMED:
