@@ -163,10 +163,37 @@ def test_rows_are_filtered_by_task_by_text_and_by_number(browser: Any, address: 
             ("< 9000 KiB", []),
             ("> 0.001 GiB", every),
             ("<= 10,000,000 B", []),
+            ("< 9000 kib", []),
+            ("> 9.9 MB", every),
+            ("< 9 gb", every),
+            ("< 300 MX", []),
+            ("> 9 MX", []),
+            ("= 9.5", every),
+            ("= 9.5 MiB", every),
+            ("= 9.5 GiB", []),
+            ("= 9", []),
         ):
             page.get_by_label("Filter memory", exact=True).fill(bound)
             assert visit.column("memory") == kept, f"{bound}: all take 9.5 MiB"
         page.get_by_label("Filter memory", exact=True).fill("")
+        shown = visit.column("score")[0].split(" ")[0]
+        page.get_by_label("Filter score", exact=True).fill(f"= {shown}")
+        assert {text.split(" ")[0] for text in visit.column("score")} == {shown}, "more digits"
+        page.get_by_label("Filter score", exact=True).fill(f"= {shown[0]}")
+        assert visit.column("score") == []
+        page.get_by_label("Filter score", exact=True).fill("")
+        every_rank = visit.column("rank")
+        best = [text for text in every_rank if text.split("-")[0] == "1"]
+        known = [text for text in every_rank if text[0].isdigit()]
+        for bound, ranks in (
+            ("<= 1", best),
+            ("= 1", best),
+            ("> 1", [text for text in known if text not in best]),
+            (">= 1", known),
+        ):
+            page.get_by_label("Filter rank", exact=True).fill(bound)
+            assert visit.column("rank") == ranks and ranks, bound
+        page.get_by_label("Filter rank", exact=True).fill("")
         page.get_by_label("Filter energy, estimate", exact=True).fill("> 20")
         assert len(visit.column("arm")) == len(every), "22.0 mWh, stored in kWh"
         page.get_by_label("Filter energy, estimate", exact=True).fill("> 0.1 Wh")

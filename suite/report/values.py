@@ -53,7 +53,8 @@ def sizes_of_units() -> dict[str, float]:
     sizes = {"s": 1.0, "min": 60.0, "h": 3600.0}
     for scales in SCALES.values():
         sizes |= {scale.unit: scale.size for scale in scales}
-    return sizes
+    # Nothing is shown in these, but people type them.
+    return sizes | {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MWh": 1e3}
 
 
 def scale_of(unit: str, values: Iterable[float | None]) -> Scale:

@@ -111,15 +111,30 @@
     const first = [...cell.closest("tbody").rows].map((row) => unitOf(row.cells[cell.cellIndex].textContent)).find(Boolean);
     return units[first] || 1;
   };
+  // `mib` is MiB, as people type it; a mWh is no MWh
+  const sizeOf = (unit) => units[unit] || units[Object.keys(units).find((name) => name.toLowerCase() === unit.toLowerCase())];
+  // `= 83.1` is also a score that is shown as 83.1 and has more digits
+  const shows = (cell, number, size) => {
+    const text = cell.textContent.trim().replaceAll(",", "");
+    const shown = /^[+-]?[\d.]+(?:e[+-]?\d+)?/i.exec(text);
+    return shown !== null && Number(shown[0]) === number && (units[unitOf(text)] || 1) === size;
+  };
   const passes = (cell, wanted) => {
     // of texts, `= bert` is bert alone, and not roberta
     if (cell.dataset.v === undefined && /^\s*=/.test(wanted)) return cell.textContent.trim().toLowerCase() === wanted.trim().slice(1).trim().toLowerCase();
     const compared = /^\s*(<=|>=|<|>|=)\s*(-?[\d.,]+(?:e[+-]?\d+)?)\s*([A-Za-z]*)\s*$/.exec(wanted);
     if (!compared || cell.dataset.v === undefined) return cell.textContent.toLowerCase().includes(wanted.trim().toLowerCase());
     if (cell.dataset.v === "") return false;
-    const bound = Number(compared[2].replaceAll(",", "")) * (units[compared[3]] || columnUnit(cell));
-    const found = Number(cell.dataset.v);
-    return { "<": found < bound, ">": found > bound, "<=": found <= bound, ">=": found >= bound, "=": found === bound }[compared[1]];
+    const [, comparison, typed, unit] = compared;
+    const size = unit ? sizeOf(unit) : columnUnit(cell);
+    if (!size) return false; // a unit that is not known says nothing of this column's
+    const number = Number(typed.replaceAll(",", ""));
+    const bound = number * size;
+    // a rank such as 2-4 goes by its best place: its sort key has the worst one, too
+    const whole = /^(\d+)(?:-\d+)?$/.exec(cell.textContent.trim());
+    const found = Number(whole ? whole[1] : cell.dataset.v);
+    if (comparison === "=" && shows(cell, number, size)) return true;
+    return { "<": found < bound, ">": found > bound, "<=": found <= bound, ">=": found >= bound, "=": found === bound }[comparison];
   };
   const filter = (table) => {
     const of = (name) => document.querySelector(`[data-${name}="${table.id}"]`);
