@@ -36,6 +36,9 @@ KNOWN = {
     "metrics/text.py": [
         "sacrebleu.metrics:BLEU._extract_corpus_statistics",
     ],
+    "profiling/arms.py": [
+        "torch.utils._python_dispatch.TorchDispatchMode",
+    ],
     "profiling/estimate.py": ["torch._subclasses.fake_tensor.FakeTensorMode"],
     "train/engine.py": [
         "torch.nn:Module._forward_hooks",

@@ -22,6 +22,7 @@ from suite.profiling.record import ArmProfile
 
 BLOCK = 2**16
 """Random numbers that a larger tensor repeats."""
+# What torch calls to draw, below every public name.
 DRAWS = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
 
 

@@ -123,23 +123,28 @@ def read_record(folder: Path) -> LmEvalRecord:
     return _checked(stored, source=str(path))
 
 
-def merge_record(folder: Path, data: bytes, *, source: str) -> None:
+def merge_record(folder: Path, data: bytes) -> bool:
     """Add to a folder's file what another copy of it holds; of two results the later one stays.
+
+    A copy that was cut, or that another version of the suite wrote, adds nothing.
 
     Args:
         folder: The folder.
         data: The bytes of the other copy.
-        source: Its name, for errors.
 
-    Raises:
-        ConfigError: As in `read_record`, of either copy.
+    Returns:
+        False where the folder has nothing to keep: no file that can be read.
     """
     try:
-        stored = json.loads(data)
-    # A cut copy holds nothing.
-    except ValueError:
-        return
-    there = _checked(stored, source=source).evaluations
+        if not read_record(folder).evaluations:
+            return False
+    except ConfigError:
+        return False
+    try:
+        there = _checked(json.loads(data), source=FILE).evaluations
+    except (ConfigError, ValueError):
+        return True
+    # Read again: another process may have added to it before this one had the lock.
     with FileLock(folder / f".{FILE}.lock", timeout=LOCK_TIMEOUT_S):
         here = read_record(folder).evaluations
         merged = dict(here)
@@ -149,6 +154,7 @@ def merge_record(folder: Path, data: bytes, *, source: str) -> None:
         if merged != here:
             record = LmEvalRecord(evaluations=merged)
             write_json(folder / FILE, record.model_dump(mode="json"))
+    return True
 
 
 def _checked(stored: Any, *, source: str) -> LmEvalRecord:

@@ -421,11 +421,10 @@ class Mirror:
 
     def _pull(self, storage: Storage, key: str) -> None:
         path = self.home.path / key
-        if path.name == LM_EVAL and path.exists():
-            # What somebody measured by hand is in this home alone.
-            merge_record(path.parent, storage.read(key) or b"", source=key)
-        else:
-            storage.pull(key, path)
+        # What somebody measured by hand is in this home alone.
+        if path.name == LM_EVAL and merge_record(path.parent, storage.read(key) or b""):
+            return
+        storage.pull(key, path)
 
 
 def epochs_of(names: Iterable[str]) -> list[int]:
