@@ -9,6 +9,7 @@ import json
 import multiprocessing as mp
 import multiprocessing.connection
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -134,7 +135,13 @@ def _all_estimated(
     if processes == 1:
         return [_estimated(arm, setting, on_progress) for arm in arms]
     on_progress(f"estimate {len(arms)} arms")
-    pool = ProcessPoolExecutor(processes, mp_context=mp.get_context("spawn"))
+    # Ctrl-C reaches every process of the terminal: these end at once, without a word.
+    pool = ProcessPoolExecutor(
+        processes,
+        mp_context=mp.get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         waiting = [pool.submit(_estimated, arm, setting, _no_progress) for arm in arms]
         return [each.result() for each in waiting]
