@@ -29,6 +29,16 @@ from tests.records import RATES, make_result, make_spec, write_cell, write_defin
 METHODS = ["full", "lora"]
 
 
+def two_arms(path: Path) -> Home:
+    """A home with `full` and `lora`, five seeds each, of which `full` is better."""
+    rng = np.random.default_rng(0)
+    home = Home(path)
+    for method, share in (("full", 0.75), ("lora", 0.62)):
+        write_confirmed(home, method, some_right(rng, share, items=400, seeds=5))
+    write_definition(home, METHODS, ["agreement"], trials=1, seeds=range(1, 6))
+    return home
+
+
 def ask(home: Home, seeds: Sequence[int], *, trials: int = 4) -> None:
     """Run the sweep with these seeds, as far as its definition and its trial folders show."""
     write_definition(home, ["lora"], ["agreement"], trials=trials, seeds=seeds)
@@ -172,11 +182,7 @@ def test_a_rank_and_a_comparison_need_more_after_a_further_look(
     tmp_path: Path,
     suite: Suite,  # noqa: F811
 ) -> None:
-    rng = np.random.default_rng(0)
-    home = Home(tmp_path / "home")
-    for method, share in (("full", 0.75), ("lora", 0.62)):
-        write_confirmed(home, method, some_right(rng, share, items=400, seeds=5))
-    write_definition(home, METHODS, ["agreement"], trials=1, seeds=range(1, 6))
+    home = two_arms(tmp_path / "home")
     once = [row.rank for row in sweep_rows(home, "demo")]
     command = ("compare", "full", "lora", "--home", home.path, "--format", "json")
     before = json.loads(suite(*command)[1])
@@ -265,11 +271,7 @@ def test_what_ranks_can_show_counts_the_looks_of_a_pair_and_not_of_an_arm_with_i
     tmp_path: Path,
     suite: Suite,  # noqa: F811
 ) -> None:
-    rng = np.random.default_rng(0)
-    home = Home(tmp_path / "home")
-    for method, share in (("full", 0.75), ("lora", 0.62)):
-        write_confirmed(home, method, some_right(rng, share, items=400, seeds=5))
-    write_definition(home, METHODS, ["agreement"], trials=1, seeds=range(1, 6))
+    home = two_arms(tmp_path / "home")
     plan = read_plan(home, "demo")
     spec = plan.confirm_spec(plan.cells[1], RATES[3], 1)
     write_trial(home, spec, make_result(spec, score=50.0))

@@ -51,17 +51,21 @@ def check_rows(table: pa.Table, task: TaskConfig, *, where: str) -> None:
                     f"{where}: column {column!r} holds {kind}, and group expects text or whole "
                     "numbers"
                 )
-            blank = pc.equal(pc.utf8_trim_whitespace(table[column]), "") if is_text(kind) else None
-            if blank is not None and pc.any(blank).as_py():
-                raise DataError(
-                    f"{where}: column {column!r} names no group in row {_first(blank)}; rows "
-                    "without a name would be one group"
-                )
+            if is_text(kind):
+                _check_names(table[column], where=f"{where}: column {column!r}")
     if isinstance(task, QuestionAnsweringTask):
         _check_answers(table, task, where=where)
     if isinstance(task, LabelTask):
         column = task.label.column
         _check_labels(table[column], task, where=f"{where}, column {column!r}")
+
+
+def _check_names(names: pa.ChunkedArray, *, where: str) -> None:
+    blank = pc.equal(pc.utf8_trim_whitespace(names), "")
+    if pc.any(blank).as_py():
+        raise DataError(
+            f"{where} names no group in row {_first(blank)}; rows without a name would be one group"
+        )
 
 
 def is_text(kind: pa.DataType) -> bool:
