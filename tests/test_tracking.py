@@ -11,8 +11,10 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -540,6 +542,28 @@ def test_a_silent_server_delays_nothing_and_the_listener_says_what_is_left(home:
         listener.on_end(None)
         assert time.monotonic() - start < 5
     assert said[-1] == "MLflow is behind by 2 trials; run: suite sync"
+
+
+class Late(Follower):
+    """A store whose attempt fails only after the sweep has stopped waiting for it."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__("MLflow", say=say, patience_s=0.05, retry_s=(0.05, 0.1))
+        self.answer = threading.Event()
+
+    def bring_up_to_date(self) -> str:
+        self.answer.wait()
+        return "the server does not answer"
+
+
+def test_nothing_is_said_after_the_last_line_of_a_sweep() -> None:
+    said: list[str] = []
+    follower = Late(said.append)
+    follower.on_start(None, {})
+    follower.on_end(None)
+    follower.answer.set()
+    follower._thread.join()
+    assert said == ["MLflow is behind (it was never reached); run: suite sync"]
 
 
 class Defective(Follower):

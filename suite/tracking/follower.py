@@ -53,7 +53,8 @@ class Follower(Listener):
         self.retry_s = retry_s
         self._say = say or _say_on_stderr
         self._behind: set[str] = set()
-        # Guards `_behind` and the start of the thread: events come from the sweep's own thread.
+        # Guards `_behind`, the start of the thread and the order of what it says: events come from
+        # the sweep's own thread.
         self._lock = threading.Lock()
         # Set when there may be something to write; `_ended` is set once, at the end of the sweep.
         self._wake = threading.Event()
@@ -109,6 +110,9 @@ class Follower(Listener):
         self._ended.set()
         self._start()
         self._thread.join(self.patience_s)
+        with self._lock:
+            # The line below is the last: an attempt that fails after it has nothing to add.
+            self._warned = True
         if self.behind:
             self._say(f"{self.name} is behind by {self.behind} trials; run: suite sync")
         elif not self._reached:
@@ -183,7 +187,9 @@ class Follower(Listener):
 
     def _warn(self, problem: str) -> None:
         """Say once what is wrong; every further attempt fails for the same reason."""
-        if not self._warned:
+        with self._lock:
+            if self._warned:
+                return
             self._warned = True
             self._say(f"{problem} (the sweep goes on; {self.name} is brought up to date later)")
 
