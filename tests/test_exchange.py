@@ -91,6 +91,20 @@ def test_the_file_says_what_it_is_and_reads_as_rows(cluster: Home, tmp_path: Pat
         assert sorted((row["arm"], row["task"], row["score_mean"]) for row in lines) == expected
 
 
+def test_the_file_has_what_takes_more_than_one_row_to_know(cluster: Home, tmp_path: Path) -> None:
+    names = ("selection_trials", "shown_to_learn", "energy_to_target_kwh", "prr")
+    names += tuple(f"{name}_missing" for name in ("constant", "energy_to_target", "prr"))
+    shown = {}
+    for row in rows(cluster):
+        shown[row["arm"], row["task"]] = {name: row[name] for name in names}
+    export_results(tmp_path / "results.json", tracking_uri=cluster.tracking_uri)
+    told = json.loads((tmp_path / "results.json").read_text())["rows"]
+    for row in told:
+        assert {name: row[name] for name in names} == shown[row["arm"], row["task"]]
+        assert row["selection_trials"] == row["search_trials"] == 2
+        assert row["energy_to_target_kwh"] is not None or row["energy_to_target_missing"]
+
+
 def test_an_import_done_twice_changes_nothing(cluster: Home, merged: Home, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     export_results(path, tracking_uri=cluster.tracking_uri)

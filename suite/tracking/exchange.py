@@ -1,9 +1,8 @@
 """Results as one file, to bring the sweeps of several clusters together in one MLflow store.
 
-The file holds the rows that the leaderboard is made of, of one or many sweeps and homes: as parquet
-the same file that MLflow has of each sweep, or as JSON with the same names. Rows keep the id of the
-home they come from, so equal sweeps of two homes stay two, and a sync of this home does not touch
-the rows of another.
+The file holds the leaderboard's cells, of one or many sweeps and homes, with what compares them:
+as parquet, or as JSON with the same names. Rows keep the id of the home they come from, so equal
+sweeps of two homes stay two, and a sync of this home does not touch the rows of another.
 """
 
 from __future__ import annotations
@@ -19,11 +18,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from suite.config.names import KINDS, why_not
+from suite.config.reference import MEAN
 from suite.errors import TrackingError, UnknownNameError
 from suite.files import read_json, replacing
 from suite.leaderboard.fields import IMPORTED, Row, with_values
 from suite.leaderboard.file import SCHEMA_VERSION, read_rows, write_rows
 from suite.leaderboard.measures import mean, spread
+from suite.leaderboard.table import compare
 from suite.plan.cell_state import CellStatus
 from suite.tracking.rows import read_rows as rows_of_store
 from suite.tracking.store import Store, open_store, without_password
@@ -91,8 +92,9 @@ def export_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
     from suite import __version__
 
     _check_suffix(path)
-    rows = rows_of_store(open_store(tracking_uri, create=False), sweep)
-    # Parquet is the very file that MLflow has of each sweep; JSON is for people and other tools.
+    stored = rows_of_store(open_store(tracking_uri, create=False), sweep)
+    # What takes more than one row to know is not stored; whoever reads the file has no suite.
+    rows = [row for row in compare(stored) if row.task != MEAN]
     if path.suffix == ".parquet":
         write_rows(path, rows)
         return len(rows)
