@@ -15,13 +15,13 @@ from torch import Tensor
 
 from suite.attention import variants
 from suite.attention._route import probabilities
-from suite.attention.maps import self_attentions, watched
-from suite.backbones.loading import Head, build
+from suite.attention.maps import reach, self_attentions, watched
+from suite.backbones.loading import Head, build, resolve
 from suite.cli.analyze import observed
 from suite.errors import IncompatibleError
-from suite.metrics.attention_maps import AttentionMaps, MapStatistics
+from suite.metrics.attention_maps import AttentionMaps, MapStatistics, Reach, valid_pairs
 from tests.commands import Suite, suite
-from tests.tiny import FAMILIES
+from tests.tiny import FAMILIES, tiny_choice
 from tests.toy import disturb, logits_of, make_batch, make_head, resolved_tiny
 
 __all__ = ["suite"]
@@ -204,6 +204,49 @@ def test_layers_that_share_are_alike_and_others_are_not(family: str) -> None:
             assert (found[role].by_head[measure][:, 0, 1].min().item() > 1 - 1e-6) == alike
 
 
+@pytest.mark.parametrize(
+    ("family", "window"),
+    [
+        *((family, None) for family in ("modernbert", "gemma2", "gemma3", "mistral", "llama")),
+        ("bert", 3),
+        ("gpt2", 3),
+    ],
+)
+def test_pairs_beyond_a_window_are_not_valid(family: str, window: int | None) -> None:
+    resolved = resolve(
+        tiny_choice(family, **({"sliding_window": 4} if family == "mistral" else {}))
+    )
+    model = build(resolved, make_head("classification")).eval()
+    if window is not None:
+        options = {"window": window, "sinks": 1}
+        variants.get("window").configure(options).convert(model, resolved.family)
+    batch = make_batch(resolved.family, make_head("classification"), seed=0, size=3)
+    sites = self_attentions(model, resolved.family)
+    with watched(sites) as seen:
+        logits_of(model, batch)
+    (name,) = sites
+    assert batch["attention_mask"].sum(-1).max() > 4, "longer than any window"
+    for site, maps in zip(sites[name], seen[name], strict=True):
+        valid = valid_pairs(
+            batch["attention_mask"], causal=site.role == "decoder", reach=reach(site)
+        )
+        weights = maps * batch["attention_mask"][:, None, :, None]  # queries that are tokens
+        assert torch.equal((weights != 0).any(1), valid)
+    windows = [reach(site).window for site in sites[name]]
+    assert any(windows) == (family != "llama")
+
+
+def test_a_window_that_merely_spreads_out_is_like_nothing() -> None:
+    band = torch.ones(6, 6).tril().triu(-1)
+    windowed = (band / band.sum(-1, keepdim=True))[None, None]
+    maps = AttentionMaps(causal=True, reach=[Reach(2), Reach(2)])
+    maps.add([windowed, windowed], torch.ones(1, 6))
+    found = maps.statistics()
+    assert found.head_mean["centred"][0, 1].abs() < 1e-6
+    of_pairs = band[band > 0] * windowed[0, 0][band > 0]
+    assert found.variance[0, 0].item() == pytest.approx(of_pairs.var(correction=0).item())
+
+
 def test_each_choice_of_a_row_is_an_input_of_its_own() -> None:
     family = resolved_tiny("bert").family
     torch.manual_seed(0)
@@ -297,6 +340,7 @@ def test_the_same_command_gives_the_same_numbers(suite: Suite, tmp_path: Path) -
         (("--attention", "gqqa"), "did you mean gqa"),
         (("--attention", "fnet"), "mixes tokens without attention probabilities"),
         (("--set", "rank=3"), "unknown key 'rank'"),
+        (("--out", __file__), "got a file, expected a folder"),
     ],
 )
 def test_mistakes_end_with_a_message(

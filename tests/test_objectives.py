@@ -314,6 +314,11 @@ def test_a_label_longer_than_the_target_is_refused() -> None:
 def test_no_room_for_a_prompt_is_refused() -> None:
     with pytest.raises(IncompatibleError, match="max_length 20 leaves no room"):
         objective("decoder", decoder="text", max_length=20)
+    # a fast tokenizer cuts nothing where its own tokens do not fit
+    with pytest.raises(IncompatibleError, match=r"max_length is 2, .*; set it to at least 3"):
+        objective("encoder", max_length=2)
+    pair = {"sentence1": ["word"], "sentence2": ["other"], "label": [1]}
+    assert objective("encoder", max_length=3).encode(pair)["length"] == [3]
 
 
 def test_regression_as_decoder_text_is_refused() -> None:

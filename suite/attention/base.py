@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from torch import nn
 from transformers import PreTrainedModel
 
-from suite.backbones.base import AttentionSite, Family, Kind
+from suite.backbones.base import AttentionSite, Family, Kind, window_of
 from suite.config.loader import Strict, validate
 
 C = TypeVar("C", bound=Strict)
@@ -101,11 +101,7 @@ class Variant(ABC, Generic[C]):
 
     def cached_tokens(self, site: AttentionSite, family: Family) -> int | None:
         """Most tokens of which `generate` keeps anything at one site; None = all of them."""
-        window: int | None = getattr(site.module, "sliding_window", None)
-        config = getattr(site.module, "config", None)
-        # Mistral's window is that of all layers, and stands in the configuration alone.
-        if window is None and getattr(config, "layer_types", None) is None:
-            window = getattr(config, "sliding_window", None)
+        window = window_of(site.module)
         # the next token makes the backbone's own window full (Gemma)
         return None if window is None else window - 1
 

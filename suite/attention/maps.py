@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from suite.attention._route import check_plain, observe
-from suite.backbones.base import AttentionSite, Family
+from suite.backbones.base import AttentionSite, Family, window_of
 from suite.errors import IncompatibleError
+from suite.metrics.attention_maps import Reach
 
 
 def self_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[AttentionSite]]:
@@ -54,6 +56,15 @@ def watched(sites: dict[str, list[AttentionSite]]) -> Iterator[dict[str, list[Te
     finally:
         for handle in handles:
             handle.remove()
+
+
+def reach(site: AttentionSite) -> Reach:
+    """How far one self-attention sees: by the window of a variant, or the backbone's own."""
+    module: Any = site.module
+    limit = getattr(module, "limit", None)
+    if limit is not None:
+        return Reach(limit.window, limit.sinks)
+    return Reach(window_of(module))
 
 
 def _watch(attention: nn.Module, into: list[Tensor]) -> torch.utils.hooks.RemovableHandle:

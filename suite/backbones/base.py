@@ -204,3 +204,16 @@ def has_windows(config: PreTrainedConfig) -> bool:
     if layer_types is not None:
         return "sliding_attention" in layer_types
     return getattr(known, "sliding_window", None) is not None
+
+
+def window_of(attention: nn.Module) -> int | None:
+    """Tokens that a layer's own window shows to either side, its query's among them.
+
+    None where the layer sees the whole text.
+    """
+    window: int | None = getattr(attention, "sliding_window", None)
+    config: Any = getattr(attention, "config", None)
+    # Mistral's window is that of all layers, and stands in the configuration alone.
+    if window is None and getattr(config, "layer_types", None) is None:
+        window = getattr(config, "sliding_window", None)
+    return window

@@ -90,11 +90,13 @@ def attention(
     Attention paper's), on each input's valid pairs, and there less uniform attention. --set takes
     backbone.config.*, attention.options.* and training.max_length.
     """
+    folder = out or Path("analysis") / f"{Path(backbone).name}-{variant}-{task}"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder}: got a file, expected a folder")
     with stdout_for_result():
         found, facts = measure(
             backbone, task, variant, rows=rows, data_root=data_root, overrides=overrides or ()
         )
-        folder = out or Path("analysis") / f"{Path(backbone).name}-{variant}-{task}"
         write_analysis(found, facts, folder)
     # On stderr, so that a pipe gets the table alone.
     put(f"written to {folder}", err=True)
@@ -233,7 +235,7 @@ def observed(model: Any, family: Family, inputs: Iterable[Batch]) -> dict[str, M
     """Run a model over inputs and summarise the self-attention of each of its stacks."""
     import torch
 
-    from suite.attention.maps import self_attentions, watched
+    from suite.attention.maps import reach, self_attentions, watched
     from suite.data.collate import IGNORED
     from suite.metrics.attention_maps import AttentionMaps
 
@@ -241,7 +243,9 @@ def observed(model: Any, family: Family, inputs: Iterable[Batch]) -> dict[str, M
     taken = {}
     for name, of_stack in sites.items():
         # Only a decoder's maps are triangular; uniform attention there has fewer positions.
-        taken[name] = AttentionMaps(causal=of_stack[0].role == "decoder")
+        taken[name] = AttentionMaps(
+            causal=of_stack[0].role == "decoder", reach=[reach(site) for site in of_stack]
+        )
     with torch.no_grad(), watched(sites) as seen:
         for batch in inputs:
             model(**batch)

@@ -26,6 +26,7 @@ from suite.data.multiple_choice import make_choice
 from suite.data.objective import Objective
 from suite.data.pretraining import make_pretraining
 from suite.data.question_answering import make_question_answering
+from suite.errors import IncompatibleError
 from suite.record.spec import TrialSpec
 
 
@@ -56,12 +57,13 @@ def make_objective(
     Raises:
         IncompatibleError: This kind of backbone cannot answer the task; label words do not fit
             into `training.target_max_length` or read alike; a decoder is to write a number as
-            text; or windows do not overlap.
+            text; windows do not overlap; or `training.max_length` leaves no room for text.
     """
     if isinstance(task, PretrainTask):
         return make_pretraining(task, tokenizer, training, kind=kind)
     if isinstance(task, LanguageModelTask):
         return LanguageModelObjective(task, tokenizer, training, kind=kind)
+    _check_room(task, tokenizer, training)
     if isinstance(task, GenerationTask):
         return make_generation(task, tokenizer, training, kind=kind)
     if isinstance(task, InstructionTask):
@@ -80,3 +82,15 @@ def make_objective(
     if decoder_objective == "head":
         return HeadObjective(task, tokenizer, training, pairs=False)
     return DecoderTextObjective(task, tokenizer, training)
+
+
+def _check_room(
+    task: TaskConfig, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
+) -> None:
+    """Check that the tokenizer cuts texts: where its own tokens do not fit, it cuts nothing."""
+    own = tokenizer.num_special_tokens_to_add(pair=True)
+    if training.max_length <= own:
+        raise IncompatibleError(
+            f"task {task.name}: training.max_length is {training.max_length}, and the tokenizer"
+            f" puts up to {own} tokens of its own around texts; set it to at least {own + 1}"
+        )

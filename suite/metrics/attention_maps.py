@@ -9,7 +9,8 @@ Deviations:
     the same way. So there are two more measures, ours. `valid` is the cosine on each input's own
     pairs of tokens (no padding; for causal models the lower triangle), averaged over inputs.
     `centred` is the same after each query's uniform attention is taken away, so that layers which
-    merely spread out do not count as alike: 1 for the same pattern, 0 for unrelated ones.
+    merely spread out do not count as alike: 1 for the same pattern, 0 for unrelated ones. A layer
+    with a window has fewer keys, and its variance fewer pairs.
     The paper weights its sums of variances "by the average of these summed variances" without a
     formula. Here are the plain sums over this and all later layers, and their means.
 """
@@ -18,11 +19,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 MEASURES = ("padded", "valid", "centred")
+
+
+class Reach(NamedTuple):
+    """How far a layer sees.
+
+    Attributes:
+        window: Tokens to either side, the query's own among them; None = all.
+        sinks: First tokens of a text that are seen from everywhere.
+    """
+
+    window: int | None = None
+    sinks: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,10 +66,12 @@ class AttentionMaps:
 
     Args:
         causal: Whether a query attends to no later token.
+        reach: How far each layer sees; None = every layer sees all.
     """
 
-    def __init__(self, *, causal: bool) -> None:
+    def __init__(self, *, causal: bool, reach: Sequence[Reach] | None = None) -> None:
         self.causal = causal
+        self.reach = reach
         self.inputs = 0
         # sum over inputs, (L, H, M, M) with M the longest input so far
         self._padded = torch.zeros(0, 0)
@@ -70,8 +86,10 @@ class AttentionMaps:
             mask: Which positions hold tokens, (B, T).
         """
         stacked = torch.stack([layer.detach().float() for layer in maps], dim=1)  # (B, L, H, T, T)
-        valid = valid_pairs(mask, causal=self.causal)  # (B, T, T)
-        kept = stacked * valid[:, None, None]
+        of_layers = self.reach or [Reach()] * len(maps)
+        pairs = [valid_pairs(mask, causal=self.causal, reach=reach) for reach in of_layers]
+        valid = torch.stack(pairs, dim=1)  # (B, L, T, T)
+        kept = stacked * valid[:, :, None]
         self._padded = sum_padded(self._padded, kept.double().sum(0))
         self._add_cosines("valid", kept)
         self._add_cosines("centred", centred(kept, valid))
@@ -114,11 +132,18 @@ class AttentionMaps:
         self._cosines[name] = before[0] + heads, before[1] + mean
 
 
-def valid_pairs(mask: Tensor, *, causal: bool) -> Tensor:
+def valid_pairs(mask: Tensor, *, causal: bool, reach: Reach) -> Tensor:
     """Which pairs of query and key are tokens, and the query may attend: (B, T) to (B, T, T)."""
     tokens = mask.bool()
     pairs = tokens[:, :, None] & tokens[:, None, :]
-    return pairs.tril() if causal else pairs
+    if causal:
+        pairs = pairs.tril()
+    if reach.window is not None:
+        places = torch.arange(mask.shape[-1], device=mask.device)
+        near = (places[:, None] - places).abs() < reach.window  # (T, T)
+        is_sink = tokens.cumsum(-1) <= reach.sinks  # (B, T)
+        pairs = pairs & (near | is_sink[:, None])
+    return pairs
 
 
 def cosines(maps: Tensor) -> Tensor:
@@ -134,12 +159,12 @@ def centred(maps: Tensor, valid: Tensor) -> Tensor:
     """Maps less uniform attention over each query's valid keys; zero elsewhere.
 
     Args:
-        maps: (B, ..., T, T), zero where a pair is not valid.
-        valid: (B, T, T).
+        maps: (B, L, H, T, T), zero where a pair is not valid.
+        valid: (B, L, T, T).
     """
-    keys = valid.sum(-1, keepdim=True)  # (B, T, 1)
+    keys = valid.sum(-1, keepdim=True)  # (B, L, T, 1)
     uniform = valid / keys.clamp(min=1)
-    return maps - uniform[(slice(None), *[None] * (maps.ndim - 3))]
+    return maps - uniform[:, :, None]
 
 
 def variances(maps: Tensor, valid: Tensor) -> Tensor:
@@ -147,11 +172,11 @@ def variances(maps: Tensor, valid: Tensor) -> Tensor:
 
     Args:
         maps: (B, L, H, T, T), zero where a pair is not valid.
-        valid: (B, T, T).
+        valid: (B, L, T, T).
     """
-    pairs = valid.sum((-2, -1))[:, None, None]  # (B, 1, 1)
+    pairs = valid.sum((-2, -1))[:, :, None]  # (B, L, 1)
     mean = maps.sum((-2, -1)) / pairs
-    deviations = (maps - mean[..., None, None]) * valid[:, None, None]
+    deviations = (maps - mean[..., None, None]) * valid[:, :, None]
     return deviations.square().sum((-2, -1)) / pairs
 
 
