@@ -22,6 +22,7 @@ from transformers import BertConfig as Bert
 from suite.backbones.base import Kind
 from suite.backbones.loading import Head
 from suite.config.task import TaskConfig, load_task
+from suite.config.task_base import LabelConfig
 from suite.config.training import TrainingConfig
 from suite.data.label_words import LabelWords
 from suite.data.make_objective import make_objective
@@ -268,6 +269,23 @@ def test_answers_survive_prompt_tuning_and_lora(kind: Kind, decoder: str, config
 )
 def test_numbers_are_rounded_to_the_step_as_in_t5(value: float, text: str) -> None:
     assert LabelWords(load_task("stsb").label, ByT5Tokenizer(), where="stsb").text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "step", "value", "text", "texts"),
+    [
+        (0.5, 3, 1, 0.5, "0.5", ["0.5", "1.5", "2.5"]),
+        (1, 5, 0.5, 3.3, "3.5", [f"{1 + i / 2:.1f}" for i in range(9)]),
+        (-1, 1, 1, -1, "-1.0", ["-1.0", "0.0", "1.0"]),
+        (0, 5, 3, 5, "3.0", ["0.0", "3.0"]),
+        (0, 0.3, 0.1, 0.3, "0.3", ["0.0", "0.1", "0.2", "0.3"]),
+    ],
+)
+def test_steps_begin_at_the_low_end_and_stay_in_the_range(
+    low: float, high: float, step: float, value: float, text: str, texts: list[str]
+) -> None:
+    words = LabelWords(LabelConfig(range=[low, high], step=step), ByT5Tokenizer(), where="t")
+    assert (words.text(value), words.texts()) == (text, texts)
 
 
 @pytest.mark.parametrize(

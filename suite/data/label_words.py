@@ -45,22 +45,23 @@ class LabelWords:
     def text(self, value: float) -> str:
         """The label of a row as the model must write it.
 
-        Numbers are rounded to `label.step`, as in T5 ("3.8").
+        Numbers are rounded to steps of `label.step` from the low end, as in T5 ("3.8").
         """
         if self.label.words is not None:
             return self.label.words[int(value)]
         step = self.label.step
+        low, _ = self._range()
+        place = min(max(round((value - low) / step), 0), self._last_step())
         # Decimal counts the digits of 0.2 as they are written
-        decimals = max(0, -int(Decimal(str(step)).as_tuple().exponent))
-        return f"{round(value / step) * step:.{decimals}f}"
+        digits = [-int(Decimal(str(number)).as_tuple().exponent) for number in (low, step)]
+        return f"{low + place * step:.{max(0, *digits)}f}"
 
     def texts(self) -> list[str]:
         """Every text that a row may ask for."""
         if self.label.words is not None:
             return list(self.label.words)
-        low, high = self._range()
-        steps = math.floor((high - low) / self.label.step)
-        return [self.text(low + i * self.label.step) for i in range(steps + 1)]
+        low, _ = self._range()
+        return [self.text(low + i * self.label.step) for i in range(self._last_step() + 1)]
 
     def value(self, written: str) -> float:
         """The class id of a text, -1 if it names no class; or the number, clipped to `label.range`.
@@ -79,6 +80,11 @@ class LabelWords:
         if not math.isfinite(number):
             return low
         return min(max(number, low), high)
+
+    def _last_step(self) -> int:
+        low, high = self._range()
+        # a little more, as 0.3 / 0.1 is 2.9999999999999996
+        return math.floor((high - low) / self.label.step + 1e-9)
 
     def _range(self) -> tuple[float, float]:
         low, high = self.label.range or (0.0, 0.0)
