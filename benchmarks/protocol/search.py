@@ -120,22 +120,26 @@ class Searched:
     def trials(self) -> int:
         return len(self.state.trials)
 
-    def found(self) -> tuple[int, float]:
-        """The architecture that is confirmed, and log10 of its learning rate."""
-        qualities = []
+    def qualities(self) -> list[float]:
+        """What the study expects of each architecture, points."""
+        found = []
         for cell in self.state.cells:
             quality = self.state.quality(cell)
-            qualities.append(-math.inf if quality is None else quality)
-        place = int(np.argmax(qualities))
-        chosen = self.state.chosen(self.state.cells[place])
-        if chosen is None:
-            return place, LOW
-        return place, math.log10(chosen.learning_rate)
+            found.append(-math.inf if quality is None else quality)
+        return found
+
+    def reached(self) -> list[float]:
+        """What each architecture is worth at the rate that would be confirmed, points."""
+        found = []
+        for cell, curve in zip(self.state.cells, self.curves, strict=True):
+            chosen = self.state.chosen(cell)
+            x = LOW if chosen is None else math.log10(chosen.learning_rate)
+            found.append(curve.score(x))
+        return found
 
     def regret(self, low: float = LOW, high: float = HIGH) -> float:
-        place, x = self.found()
         best = max(curve.best(low, high) for curve in self.curves)
-        return best - self.curves[place].score(x)
+        return best - self.reached()[int(np.argmax(self.qualities()))]
 
 
 def made(repeats: int) -> Iterator[tuple[int, str, Curve]]:
@@ -287,8 +291,8 @@ def print_architectures(folder: Path, repeats: int) -> None:
                     rng = np.random.default_rng([22, n, place])
                     alone.append(study(folder, own, noise, rng, trials=budget // 3))
                 best = max(curve.best() for curve in curves)
-                winner = max(alone, key=_quality)
-                apart.append(best - winner.curves[0].score(winner.found()[1]))
+                winner = max(alone, key=Searched.qualities)
+                apart.append(best - winner.reached()[0])
             _line(noise, budget, _points(joint), _points(apart))
 
 
@@ -318,17 +322,90 @@ def print_failing(folder: Path, repeats: int) -> None:
             _line(noise, budget, *cells)
 
 
-def siblings(curve: Curve, rng: np.random.Generator) -> list[Curve]:
+def siblings(curve: Curve, rng: np.random.Generator, spread: float = 1) -> list[Curve]:
     """Three architectures: a point apart in level, a seventh of a decade in their best rate."""
     found = []
     for level, shift in zip(rng.normal(0, 1, 3), rng.normal(0, 0.15, 3), strict=True):
-        found.append(curve.moved(float(shift)).raised(float(level)))
+        found.append(curve.moved(float(shift)).raised(spread * float(level)))
     return found
 
 
-def _quality(searched: Searched) -> float:
-    quality = searched.state.quality(searched.state.cells[0])
-    return -math.inf if quality is None else quality
+def print_tasks(folder: Path, repeats: int) -> None:
+    """Three architectures on two tasks, of which the second is noisier or spreads them further.
+
+    One architecture is confirmed on both. Beside the suite's rule, the mean in points: the mean of
+    ranks, the mean of what a standard deviation over the architectures makes of points, and what
+    the first task alone decides; each with its regret less the rule's and the 95% interval of that.
+    """
+    rules = (_in_points, _in_ranks, _in_deviations, _by_the_first)
+    _head(
+        "noise of the second",
+        "spread there",
+        "in points",
+        "in ranks",
+        "in deviations",
+        "first task alone",
+    )
+    for noise, spread in ((0.5, 1), (2.0, 1), (2.0, 3), (0.5, 0.2)):
+        lost: dict[Any, list[float]] = {rule: [] for rule in rules}
+        for n, shape, curve in made(repeats):
+            rng = np.random.default_rng([31, n, SHAPES.index(shape)])
+            other = draw(SHAPES[int(rng.integers(len(SHAPES)))], rng)
+            tasks = [
+                Searched(folder, siblings(curve, rng), 0.5, rng, trials=12, **NO_GUARD).run(),
+                Searched(
+                    folder, siblings(other, rng, spread), noise, rng, trials=12, **NO_GUARD
+                ).run(),
+            ]
+            expected = np.array([task.qualities() for task in tasks])
+            reached = np.mean([task.reached() for task in tasks], axis=0)
+            best = np.mean([[c.best() for c in task.curves] for task in tasks], axis=0).max()
+            for rule in rules:
+                lost[rule].append(best - float(reached[np.argmax(rule(expected))]))
+        differences = [_less(lost[rule], lost[_in_points]) for rule in rules[1:]]
+        _line(noise, spread, _points(lost[_in_points]), *differences)
+
+
+def _in_points(expected: np.ndarray) -> np.ndarray:
+    return expected.mean(axis=0)
+
+
+def _in_ranks(expected: np.ndarray) -> np.ndarray:
+    return expected.argsort(axis=1).argsort(axis=1).mean(axis=0)
+
+
+def _in_deviations(expected: np.ndarray) -> np.ndarray:
+    spread = expected.std(axis=1, keepdims=True)
+    return (expected / np.maximum(spread, 1e-9)).mean(axis=0)
+
+
+def _by_the_first(expected: np.ndarray) -> np.ndarray:
+    return expected[0]
+
+
+def print_kept(folder: Path, repeats: int) -> None:
+    """A study of eight trials that goes on: what it loses by keeping a choice that is confirmed."""
+    _head("noise", "trials then", "kept", "regret of the rule", "of a new choice", "of the old one")
+    for noise in NOISES:
+        for trials in (12, 16):
+            kept = 0
+            regrets: dict[str, list[float]] = {"rule": [], "new": [], "old": []}
+            for n, shape, curve in made(repeats):
+                first = study(folder, curve, noise, noise_of(n, shape, noise), trials=8)
+                cell = first.state.cells[0]
+                old = first.state.chosen(cell)
+                longer = Searched(folder, [curve], noise, first.rng, trials=trials, **NO_GUARD)
+                for trial in first.state.in_order:
+                    longer.state.add(trial)
+                new = longer.run().state.chosen(cell)
+                assert old is not None and new is not None
+                rule = longer.state.nearly(cell, new, {old: 0.0})
+                kept += rule == old
+                for name, choice in (("rule", rule), ("new", new), ("old", old)):
+                    score = curve.score(math.log10(choice.learning_rate))
+                    regrets[name].append(curve.best() - score)
+            share = f"{kept / len(regrets['rule']):.0%}"
+            _line(noise, trials, share, *(_points(found) for found in regrets.values()))
 
 
 def print_transfer(folder: Path, repeats: int) -> None:
@@ -377,6 +454,13 @@ def _points(found: Sequence[float]) -> str:
     return f"{fmean(found):.2f} ({np.quantile(found, 0.95):.1f})"
 
 
+def _less(found: Sequence[float], base: Sequence[float]) -> str:
+    """Mean of the differences, and half the width of its 95% interval."""
+    differences = np.subtract(found, base)
+    half = 1.96 * differences.std(ddof=1) / math.sqrt(len(differences))
+    return f"{fmean(found):.2f} ({differences.mean():+.2f} ± {half:.2f})"
+
+
 def _head(*names: object) -> None:
     print()
     _line(*names)
@@ -394,6 +478,8 @@ PARTS = {
     "stop": print_stop,
     "architectures": print_architectures,
     "failing": print_failing,
+    "tasks": print_tasks,
+    "kept": print_kept,
     "transfer": print_transfer,
 }
 

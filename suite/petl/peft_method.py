@@ -11,7 +11,8 @@ Deviations:
     - Methods that lengthen the input (p-tuning, prompt-tuning) are refused on decoders. With a
       classification head peft 0.21 reads the last position, which is padding in a right-padded
       batch; in generation it drops `position_ids`, so that a written answer depends on how far its
-      batch is padded. `prompt` does not have these faults.
+      batch is padded. On encoders BERT's pooler reads the first prompt vector instead of [CLS].
+      `prompt` has none of these faults.
     - Options of LoRA that need other adapters or a quantised backbone are refused: peft would train
       plain LoRA. Starts from data run before training, see `_lora_starts`.
     - LoRA+ and LoRA-FA are peft's optimizers on the suite's AdamW, see `_lora_optimizers`.
