@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from suite.cli.submit import _variables, cluster_home
-from suite.cluster.jobs import HOME, SWEEP, Job, JobClient, named_in
+from suite.cluster.jobs import HOME, SWEEP, Job, JobClient, Submission, named_in
 from suite.cluster.package import EXCLUDES, check_size, files
 from suite.errors import ClusterError, ConfigError
 from suite.record.folder import Home
@@ -510,6 +510,66 @@ with only_driver(Home(Path(sys.argv[1])), "toy"):
     print("held", flush=True)
     time.sleep(600)
 """
+
+
+class Cluster(JobClient):
+    """A cluster of three homes that run a sweep of the same name; it keeps what is submitted."""
+
+    def __init__(self) -> None:
+        self.address = "http://head:8265"
+        self.stopped: list[str] = []
+        self.submitted: list[Submission] = []
+
+    def jobs(self) -> list[Job]:
+        homes = ("/shared/alice", "/shared/bob", "s3://b/p")
+        return [
+            Job(f"suite-toy-{i}", "toy", homes[i], "RUNNING", None, None, None, "")
+            for i in range(3)
+            if f"suite-toy-{i}" not in self.stopped
+        ]
+
+    def stop(self, name: str) -> Job:
+        self.stopped.append(name)
+        return Job(name, "toy", None, "STOPPED", None, None, None, "")
+
+    def submit(self, wanted: Submission) -> tuple[Job, bool]:
+        self.submitted.append(wanted)
+        return Job("suite-toy-9", wanted.sweep, wanted.home, "PENDING", None, None, None, ""), True
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    found = Cluster()
+    monkeypatch.setattr("suite.cluster.jobs.JobClient", lambda address: found)
+    for name in ("SUITE_HOME", "SUITE_STORAGE", "SUITE_OPTUNA", "RAY_API_SERVER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+def test_stop_ends_the_sweep_of_the_home_that_is_typed_and_chooses_none_itself(
+    cluster: Cluster,
+    tmp_path: Path,
+    suite: Suite,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = ["--address", cluster.address]
+    monkeypatch.setenv("SUITE_HOME", "/shared/alice")
+    code, _, err = suite("stop", "toy", *there)
+    assert (code, cluster.stopped) == (2, []) and "runs in 3 homes" in err
+    for named in ("--home /shared/alice", "--home /shared/bob", "--storage s3://b/p"):
+        assert f"suite stop toy --address http://head:8265 {named}" in err
+    code, _, err = suite("stop", "toy", *there, "--home", "/shared/none")
+    assert (code, cluster.stopped) == (2, []) and "toy in /shared/bob" in err
+    # The variable alone leaves the home one of this machine.
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", cluster.address)
+    code, _, err = suite("stop", "toy", "--home", tmp_path)
+    assert (code, cluster.stopped) == (2, []) and "no driver of this sweep is running in" in err
+    monkeypatch.setenv("SUITE_STORAGE", "s3://b/p")
+    assert suite("stop", "toy", *there, "--home", "/shared/bob")[0] == 0
+    assert suite("stop", "toy", *there, "--home", "/tmp/its-home")[0] == 0
+    assert cluster.stopped == ["suite-toy-1", "suite-toy-2"]
+    assert suite("stop", "toy")[0] == 0, "one home is left, and the address is known"
+    assert cluster.stopped[2:] == ["suite-toy-0"]
 
 
 def test_each_storage_has_a_home_of_its_own_on_the_head() -> None:

@@ -19,6 +19,7 @@ from suite.cli.options import (
     TrackingOption,
     TrustOption,
     existing_home,
+    was_typed,
 )
 from suite.cli.paper import with_paper
 from suite.cli.render import Column, Row, column, put
@@ -185,13 +186,7 @@ def lm_eval(
 def _typed(context: typer.Context) -> set[str]:
     """Options whose values were typed, among those that not every model takes."""
     options = {"attention": "--attention", "overrides": "--set", "before": "--before"}
-    found = set()
-    for name, option in options.items():
-        source = context.get_parameter_source(name)
-        # The values do not tell: a default can be typed, too.
-        if source is not None and source.name == "COMMANDLINE":
-            found.add(option)
-    return found
+    return {option for name, option in options.items() if was_typed(context, name)}
 
 
 def _refuse_idle(typed: Set[str], *, untrained: bool, exported: bool) -> None:

@@ -52,15 +52,23 @@ DataRootOption: TypeAlias = Annotated[
 ]
 
 
+def was_typed(context: typer.Context, name: str) -> bool:
+    """Whether a parameter's value was typed, and is neither its default nor the environment's.
+
+    The value does not tell: a default can be typed, too.
+    """
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def no_password(context: typer.Context, option: typer.CallbackParam, url: str | None) -> str | None:
     """Refuse a URL that holds a password on the command line, which every user of a machine sees.
 
     Raises:
         ConfigError: The URL holds a password.
     """
-    source = context.get_parameter_source(option.name or "")
     # From the environment a password is welcome: only its user can read that.
-    if source is not None and source.name == "COMMANDLINE":
+    if was_typed(context, option.name or ""):
         server = "; for a server, use MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         # A mistake that is refused needs the way that works, and each option has its own.
         own = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +11,9 @@ import psutil
 import typer
 
 from suite.cli import complete
-from suite.cli.options import HomeOption, StorageOption
+from suite.cli.options import HomeOption, StorageOption, was_typed
 from suite.cli.render import put
-from suite.cli.submit import DashboardOption
+from suite.cli.submit import DashboardOption, how_to_stop
 from suite.config.names import DEFAULT_HOME
 from suite.errors import ConfigError, ResourceError
 
@@ -27,6 +28,7 @@ It first waits `failures.grace_s` for running trials, ends their workers and upd
 
 
 def stop(
+    context: typer.Context,
     sweep: Annotated[
         str,
         typer.Argument(
@@ -42,36 +44,68 @@ def stop(
     """End a running sweep in order.
 
     What has finished stays; running trials go on from their last epoch when the sweep is run again.
+
+    With --address it ends the sweep's jobs on that cluster, and with --home or --storage too, only
+    those of this home. A --home or --storage without --address is one of this machine.
     """
-    if address is not None:
-        said = _stop_job(address, sweep)
+    named = _named(context, home, storage)
+    # An address that is only a variable must not turn one home into all homes of a cluster.
+    if address is not None and (was_typed(context, "address") or not named):
+        said = _stop_job(address, sweep, named)
     else:
         said = _stop_here(home, storage, sweep)
     # On stderr with all other news: the command has no result to pipe.
     put(f"sweep {sweep}: {said}; run or submit it again to go on", err=True)
 
 
-def _stop_job(address: str, sweep: str) -> str:
+def _named(context: typer.Context, home: Path, storage: str | None) -> list[str]:
+    """What a job of the home that was typed may call it, the likelier first; empty = none was."""
+    # A job with a storage knows its home by that alone.
+    if storage is not None and was_typed(context, "storage"):
+        return [storage]
+    if not was_typed(context, "home"):
+        return []
+    if storage is None:
+        return [str(home)]
+    return [str(home), storage]
+
+
+def _stop_job(address: str, sweep: str, homes: Sequence[str]) -> str:
     """End the jobs of this sweep on a cluster.
 
+    Args:
+        address: The dashboard's.
+        sweep: The sweep's name.
+        homes: Where its jobs may run; those of the first that has any are ended. Empty = anywhere.
+
     Raises:
-        ConfigError: No job runs this sweep.
+        ConfigError: No job runs this sweep there, or jobs of several homes do and none is named.
     """
     from suite.cluster.jobs import JobClient
 
     cluster = JobClient(address)
-    running = cluster.live(sweep)
+    running = [] if homes else cluster.live(sweep)
+    for home in homes:
+        running = running or cluster.live(sweep, home)
     if not running:
         others = set()
         for job in cluster.jobs():
             # A cluster may also run jobs that are none of the suite's.
             if job.is_live and job.sweep:
-                others.add(job.sweep)
+                others.add(f"{job.sweep} in {job.home}" if job.home else job.sweep)
         names = ", ".join(sorted(others)) or "none"
+        place = f" in {' or '.join(homes)}" if homes else ""
         raise ConfigError(
-            f"{sweep}: no such sweep is running on {cluster.address}; running: {names}"
+            f"{sweep}: no such sweep is running{place} on {cluster.address}; running: {names}"
         )
-    # Usually one; two where somebody submitted the same sweep to two homes.
+    # Another person may run a sweep of the same name.
+    count = len({job.home for job in running})
+    if count > 1:
+        commands = [how_to_stop(cluster.address, job, sweep) for job in running]
+        raise ConfigError(
+            f"{sweep}: runs in {count} homes on {cluster.address}; say with --home, or "
+            "--storage, which of them to end:\n  " + "\n  ".join(commands)
+        )
     for job in running:
         cluster.stop(job.id)
     return f"stopped ({', '.join(job.id for job in running)})"

@@ -317,7 +317,16 @@ def _say_how_to_go_on(cluster: JobClient, job: Job, sweep: str) -> None:
     here = shlex.join(["--address", cluster.address])
     put("follow it: the same command again", err=True)
     put(f"all jobs:  suite status {here}", err=True)
-    put(f"end it:    suite stop {job.sweep or sweep} {here}", err=True)
+    put(f"end it:    {how_to_stop(cluster.address, job, sweep)}", err=True)
+
+
+def how_to_stop(address: str, job: Job, sweep: str) -> str:
+    """The command that ends this job and no other of the same sweep, quoted for a shell."""
+    # The command line of a job of one's own may name no home.
+    if job.home is None:
+        return shlex.join(["ray", "job", "stop", job.id, "--address", address])
+    option = "--storage" if "://" in job.home else "--home"
+    return shlex.join(["suite", "stop", job.sweep or sweep, "--address", address, option, job.home])
 
 
 def _required(address: str | None) -> str:
