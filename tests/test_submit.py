@@ -342,6 +342,23 @@ def test_what_is_wrong_with_a_submission_is_said_before_anything_is_sent(
         (["quickstart", *there], "--home: got none, expected an absolute path"),
         (["quickstart", *there, "--home", "runs"], "--home: got runs, expected an absolute path"),
         (["quickstart", *there, "--storage", "runs"], "--storage: got runs, expected s3://"),
+        (
+            ["quickstart", *there, "--home", "/runs", "--tracking-uri", "sqlite:///mlflow.db"],
+            "--tracking-uri: got sqlite:///mlflow.db, expected a server, or the absolute path",
+        ),
+        (
+            ["quickstart", *there, "--home", "/runs", "--optuna", "sqlite:///optuna.db"],
+            "--optuna: got sqlite:///optuna.db, expected a server, or the absolute path",
+        ),
+        (
+            ["quickstart", *there, "--home", "/runs", "--tracking-uri", "htp://mlflow"],
+            "tracking store htp://mlflow: MLflow knows no store of this kind",
+        ),
+        (
+            ["quickstart", *there, "--home", "/runs", "--optuna", "foo://bar"],
+            "--optuna foo://bar: expected postgresql://",
+        ),
+        (["quickstart", *there, "--storage", "gs://b/p"], "got 'gs', expected a folder"),
         (["no-such", *there, "--home", "/runs"], "unknown sweep 'no-such'"),
         (
             ["quickstart", *there, "--home", "/runs", "--set", "training.epochs=none"],
@@ -573,6 +590,29 @@ def test_stop_ends_the_sweep_of_the_home_that_is_typed_and_chooses_none_itself(
 
 
 def test_each_storage_has_a_home_of_its_own_on_the_head() -> None:
-    homes = [cluster_home(None, url) for url in ("s3://b/run1", "s3://b/run2", "s3://b/run2/")]
-    assert homes[0] != homes[1] == homes[2] and homes[0].parent == Path("/tmp")
+    homes = [cluster_home(None, url) for url in ("s3://b/run1", "s3://b/run2")]
+    assert homes[0] != homes[1] and homes[0].parent == Path("/tmp")
     assert cluster_home(Path("/shared/runs"), "s3://b/run1") == Path("/shared/runs")
+
+
+def test_a_job_gets_the_stores_that_were_named_here_and_no_password(
+    cluster: Cluster,
+    tmp_path: Path,
+    suite: Suite,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("suite.cluster.access.require_token", lambda url: None)
+    there = ["quickstart", "--address", cluster.address, "--working-dir", tmp_path, "--detach"]
+    for url in ("s3://b/p/", "s3://b/p"):
+        assert suite("submit", *there, "--storage", url)[0] == 0
+    assert cluster.submitted[0] == cluster.submitted[1] and cluster.submitted[0].home == "s3://b/p"
+    stores = ["--tracking-uri", "sqlite:////disk/mlflow.db", "--optuna", "journal:///disk/o.log"]
+    assert suite("submit", *there, "--home", "/runs", *stores)[0] == 0
+    assert cluster.submitted[-1].command.endswith(" ".join(stores))
+    monkeypatch.setenv("SUITE_OPTUNA", "postgresql://db/optuna")
+    assert suite("submit", *there, "--home", "/runs")[0] == 0
+    assert cluster.submitted[-1].command.endswith(" --optuna postgresql://db/optuna")
+    monkeypatch.setenv("SUITE_OPTUNA", "postgresql://me:s3cr3t@db/optuna")
+    code, _, err = suite("submit", *there, "--home", "/runs")
+    assert code == 0 and "only the SUITE_OPTUNA of the head counts" in err
+    assert "s3cr3t" not in err and "--optuna" not in cluster.submitted[-1].command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -80,13 +81,26 @@ def no_password(context: typer.Context, option: typer.CallbackParam, url: str | 
     return url
 
 
+def one_storage(context: typer.Context, option: typer.CallbackParam, url: str | None) -> str | None:
+    """A storage's URL without slashes at its end, because jobs and homes are told apart by it.
+
+    Raises:
+        ConfigError: As `no_password`.
+    """
+    url = no_password(context, option, url)
+    if url is None:
+        return None
+    # Those of `file:///` and `s3://` stay.
+    return re.sub("(?<=[^/:])/+$", "", url)
+
+
 StorageOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--storage",
         metavar="URL",
         envvar=variables.STORAGE,
-        callback=no_password,
+        callback=one_storage,
         help="Where hosts that share no disk keep what they do: s3://BUCKET/PREFIX.",
         rich_help_panel=SELDOM,
     ),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -32,8 +33,9 @@ from suite.cli.options import (
 from suite.cli.render import Column, column, put
 from suite.cli.run import Asked
 from suite.config.hashing import short_hash
+from suite.config.variables import OPTUNA
 from suite.errors import ConfigError
-from suite.redact import refuse_password
+from suite.redact import has_password, refuse_password
 from suite.registry import TASK_FOLDERS, find_sweep
 from suite.signals import STOPPED
 
@@ -127,6 +129,14 @@ def submit(
     )
     # Checked here: on the cluster the same mistake would cost a queue's wait.
     place = cluster_home(home, storage)
+    if optuna is not None and has_password(optuna):
+        put(
+            f"{OPTUNA} holds a password, which a job's command line would show to everybody; "
+            f"only the {OPTUNA} of the head counts",
+            err=True,
+        )
+        optuna = None
+    _check_stores(place, tracking_uri, optuna, storage)
     asked = Asked(
         sweep=_sweep_there(found, folder),
         path=found,
@@ -140,7 +150,8 @@ def submit(
         storage=storage,
         trust=tuple(trust or ()),
         insecure=insecure,
-        optuna=optuna,
+        # Added below: here it would be left out if it stands in a variable, which a job has not.
+        optuna=None,
     )
     url = dashboard_url(_required(address))
     variables = _variables(folder)
@@ -151,6 +162,8 @@ def submit(
     size = check_size(folder)
     # exec: signals that Ray sends to the job must reach the driver, not a shell around it.
     command = f"exec {asked.command}"
+    if optuna is not None:
+        command += f" {shlex.join(['--optuna', optuna])}"
     if retry_given_up:
         command += " --retry-given-up"
     wanted = Submission(
@@ -184,7 +197,7 @@ def cluster_home(home: Path | None, storage: str | None) -> Path:
     # With a storage a home on the node is enough, as it can be filled again.
     if home is None and storage is not None:
         # A home is the cache of one storage; another one's trials would count as its own.
-        return Path(f"{LOCAL_HOMES}-{short_hash(storage.rstrip('/'))}")
+        return Path(f"{LOCAL_HOMES}-{short_hash(storage)}")
     if home is None or not home.is_absolute():
         given = "none" if home is None else str(home)
         raise ConfigError(
@@ -192,6 +205,41 @@ def cluster_home(home: Path | None, storage: str | None) -> Path:
             "or give --storage s3://..."
         )
     return home
+
+
+def _check_stores(
+    home: Path, tracking_uri: str | None, optuna: str | None, storage: str | None
+) -> None:
+    """Refuse what the job would refuse or lose, as far as that can be told from here.
+
+    What this machine cannot know is left to the job: what the disks there are, and whether a server
+    answers.
+
+    Raises:
+        ConfigError: An sqlite file has a relative path: it would lie in the job's own folder.
+        TrackingError: A store is of a kind that nobody knows.
+        StorageError: The same of the storage.
+    """
+    from suite.record.folder import Home
+    from suite.storage.urls import split_url
+    from suite.tracking.store import resolve_uri
+
+    for option, uri in (("--tracking-uri", tracking_uri), ("--optuna", optuna)):
+        # A path begins after three slashes, so the fourth one makes it absolute.
+        if uri is not None and re.match(r"sqlite[\w+]*:(?!////)", uri):
+            raise ConfigError(
+                f"{option}: got {uri}, expected a server, or the absolute path of a file on the "
+                "head's own disk: sqlite:////PATH.db"
+            )
+    if tracking_uri is not None:
+        resolve_uri(Home(home), tracking_uri)
+    if optuna is not None:
+        # Imports Optuna, which takes a second.
+        from suite.tracking.optuna_mirror import check_url
+
+        check_url(optuna)
+    if storage is not None:
+        split_url(storage)
 
 
 def inside(folder: Path, path: Path, *, option: str) -> Path:

@@ -24,6 +24,18 @@ def open_storage(url: str | Path, *, patience_s: float = PATIENCE_S) -> Storage:
             to create keys atomically.
     """
     text = str(url)
+    protocol, rest = split_url(text)
+    if protocol in S3:
+        return S3Storage(text, patience_s=patience_s)
+    return FileStorage(Path(rest), patience_s=patience_s)
+
+
+def split_url(text: str) -> tuple[str, str]:
+    """The protocol of a storage's URL and what follows; a folder without one has `file`.
+
+    Raises:
+        StorageError: As `open_storage`.
+    """
     protocol, found, rest = text.partition("://")
     if not found:
         # `--storage "$BUCKET"` without that variable, and s3:/BUCKET, would be folders here.
@@ -32,25 +44,23 @@ def open_storage(url: str | Path, *, patience_s: float = PATIENCE_S) -> Storage:
                 f"storage {text!r}: expected a folder (./NAME where a name has a colon), file:// "
                 "or s3://BUCKET/PREFIX"
             )
-        return FileStorage(Path(text), patience_s=patience_s)
+        return "file", text
     # Credentials stand before the first slash; an `@` further on belongs to a path.
     if "@" in rest.partition("/")[0]:
         raise StorageError(
             f"storage {protocol}://***: holds credentials; "
             "give them by AWS_ACCESS_KEY_ID, ... or ~/.aws"
         )
-    if protocol in FILE:
-        if not rest.startswith("/"):
-            raise StorageError(
-                f"storage {text}: expected file:///ABSOLUTE/PATH, got a host or a relative path"
-            )
-        return FileStorage(Path(rest), patience_s=patience_s)
-    if protocol in S3:
-        return S3Storage(text, patience_s=patience_s)
-    raise StorageError(
-        f"storage {text}: got {protocol!r}, "
-        "expected a folder, file:// or s3://, which create keys atomically"
-    )
+    if protocol in FILE and not rest.startswith("/"):
+        raise StorageError(
+            f"storage {text}: expected file:///ABSOLUTE/PATH, got a host or a relative path"
+        )
+    if protocol not in (*FILE, *S3):
+        raise StorageError(
+            f"storage {text}: got {protocol!r}, "
+            "expected a folder, file:// or s3://, which create keys atomically"
+        )
+    return protocol, rest
 
 
 def checked_url(url: str) -> str:
