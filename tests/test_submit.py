@@ -24,6 +24,7 @@ from suite.cli.submit import _variables, cluster_home
 from suite.cluster.jobs import HOME, SWEEP, Job, JobClient, Submission, named_in
 from suite.cluster.package import EXCLUDES, check_size, files
 from suite.errors import ClusterError, ConfigError
+from suite.plan.definition import only_driver
 from suite.record.folder import Home
 from tests.commands import Suite, suite  # noqa: F401
 from tests.fake_trainer import calls
@@ -515,6 +516,23 @@ def test_a_driver_on_this_machine_is_stopped_by_the_name_of_its_sweep(
     finally:
         holder.kill()
         holder.wait()
+
+
+def test_a_driver_with_a_storage_is_stopped_by_its_home_alone(
+    tmp_path: Path,
+    suite: Suite,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SUITE_STORAGE", raising=False)
+    ended: list[int] = []
+    monkeypatch.setattr("suite.cli.stop._end", lambda claim: ended.append(claim.pid))
+    home = tmp_path / "home"
+    home.mkdir()
+    with only_driver(Home(home), "toy", storage=str(tmp_path / "store")):
+        code, _, err = suite("stop", "toy", "--home", home)
+        assert code == 0 and ended == [os.getpid()], err
+    code, _, err = suite("stop", "toy", "--home", home)
+    assert code == 2 and "no driver of this sweep is running" in err
 
 
 HOLD = """

@@ -256,6 +256,20 @@ def lease_root(home: Home, storage: str | None) -> str | Path:
     return storage or home.sweep_definition("x").parent
 
 
+def lease_root_here(home: Home, sweep: str) -> str | Path:
+    """Where the lease of a sweep lies whose storage nobody named.
+
+    A live driver of this machine has told where; else it can only lie in the home.
+    """
+    root = None
+    if driver_pid(home, sweep) is not None:
+        root = _owner(home, sweep).get("lease")
+    # Anybody who can write the home can write the file.
+    if isinstance(root, str):
+        return root
+    return lease_root(home, None)
+
+
 def driver_pid(home: Home, sweep: str) -> int | None:
     """Process id of the sweep's live driver, or None."""
     # Opened for reading alone: the home may be another user's, or lie on a read-only mount.
