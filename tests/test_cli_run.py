@@ -18,6 +18,7 @@ from suite.backbones import loading
 from suite.cli import run
 from suite.cli.estimate import estimate
 from suite.cli.work import arm_work
+from suite.config.names import DEFAULT_HOME
 from suite.config.sweep import SweepConfig
 from suite.config.sweep_files import load_sweep
 from suite.errors import ConfigError, IncompatibleError, SuiteError, UnknownNameError
@@ -208,6 +209,19 @@ def test_a_dry_run_needs_no_network_and_says_what_it_could_not_check(
     assert caplog.text.count("not checked: the tokenizer of t5-base") == 1
     code, _, err = suite("run", sweep, "--home", tmp_path / "h")
     assert code == 2 and "cannot be reached" in err and not (tmp_path / "h" / "trials").exists()
+
+
+def test_a_printed_command_leaves_out_the_usual_home_only_where_no_variable_names_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = run.Asked(
+        "quickstart", Path("q"), DEFAULT_HOME, None, None, None, (), None, None, (), False, None
+    )
+    monkeypatch.delenv("SUITE_HOME", raising=False)
+    assert asked.command == "suite run quickstart"
+    monkeypatch.setenv("SUITE_HOME", "/shared/runs")
+    assert asked.command == "suite run quickstart --home runs"
+    assert asked.sync_command == "suite sync --home runs"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from suite.cli.options import (
 )
 from suite.cli.render import put
 from suite.config.names import DEFAULT_HOME
-from suite.config.variables import OPTUNA, given_or_set
+from suite.config.variables import HOME, OPTUNA, given_or_set
 from suite.errors import SuiteError
 from suite.registry import find_sweep
 from suite.signals import EXIT_CODES, Stopped, end_here, on_stop
@@ -193,8 +193,8 @@ class Asked:
 
     @property
     def home_option(self) -> list[str]:
-        # A short command is easier to read and to type.
-        if self.home == DEFAULT_HOME:
+        # A short command is easier to read and to type. With the variable it means another home.
+        if self.home == DEFAULT_HOME and given_or_set(None, HOME) is None:
             return []
         return ["--home", str(self.home)]
 
