@@ -28,9 +28,12 @@ def main(arguments: list[str]) -> None:
     if given[:1] == ["--"]:
         del given[0]
     root = Path(suite.__file__).parents[1]
-    # a sweep of the checkout, named from the checkout's folder
-    if given and not Path(given[0]).exists() and (root / given[0]).is_file():
-        os.chdir(root)
+    # a sweep of the checkout, named from the checkout's folder; options may stand before it
+    for word in given:
+        is_sweep = word.endswith((".yaml", ".yml"))
+        if is_sweep and not Path(word).exists() and (root / word).is_file():
+            os.chdir(root)
+            break
     if not any(argument.partition("=")[0] == "--address" for argument in given):
         given += ["--address", "auto"]
     command(["run", *given])

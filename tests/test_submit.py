@@ -18,10 +18,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 import yaml
+from typer.main import get_command
 
+from suite import run_sweep
+from suite.cli.app import app
 from suite.cli.submit import _variables, cluster_home
-from suite.cluster.jobs import HOME, SWEEP, Job, JobClient, Submission, named_in
+from suite.cluster.jobs import FLAGS, HOME, SWEEP, Job, JobClient, Submission, named_in
 from suite.cluster.package import EXCLUDES, check_size, files
 from suite.errors import ClusterError, ConfigError
 from suite.plan.definition import only_driver
@@ -269,7 +273,11 @@ def test_a_missing_and_a_wrong_token_are_told_apart_and_no_token_is_shown(
         ("bash -c 'cd /x && suite  run small.yaml'", "small", None),
         ("suite run small.yaml --set name=other --set 'search.trials=3'", "other", None),
         ("suite run small.yaml --set=name=first --set 'name=last' --home /runs", "last", "/runs"),
-        ("suite run --home /runs small", None, "/runs"),
+        ("suite run --home /runs small", "small", "/runs"),
+        ("suite run --insecure --set search.trials=3 --home=/runs small", "small", "/runs"),
+        ("suite run --data-root x.yaml small", "small", None),
+        ("suite run small --home /runs --storage s3://b/p/", "small", "s3://b/p"),
+        ("suite run small --home --insecure", "small", None),
         ("python train.py small.yaml", None, None),
     ],
 )
@@ -279,6 +287,28 @@ def test_the_sweep_of_a_job_of_ones_own_is_read_from_its_command(
     assert named_in(command) == {
         key: value for key, value in {SWEEP: sweep, HOME: home}.items() if value is not None
     }
+
+
+def test_the_options_of_a_run_without_a_value_are_known() -> None:
+    group: Any = get_command(app)
+    command = group.commands["run"]
+    options = command.get_params(typer.Context(command, **group.context_settings))
+    without = [option for option in options if getattr(option, "is_flag", False)]
+    assert sorted(FLAGS) == sorted(name for option in without for name in option.opts)
+
+
+def test_the_script_finds_a_sweep_of_the_checkout_behind_options_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[tuple[Path, list[str]]] = []
+    monkeypatch.setattr("suite.cli.main", lambda words: called.append((Path.cwd(), words)))
+    for words in (["sweeps/quickstart.yaml"], ["--set", "a.b=1", "sweeps/quickstart.yaml"]):
+        monkeypatch.chdir(tmp_path)
+        run_sweep.main(["--", *words])
+        assert called.pop() == (ROOT, ["run", *words, "--address", "auto"])
+    monkeypatch.chdir(tmp_path)
+    run_sweep.main(["--home", "/x", "quickstart"])
+    assert called.pop()[0] == tmp_path
 
 
 @pytest.mark.parametrize(

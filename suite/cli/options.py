@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -82,16 +81,15 @@ def no_password(context: typer.Context, option: typer.CallbackParam, url: str | 
 
 
 def one_storage(context: typer.Context, option: typer.CallbackParam, url: str | None) -> str | None:
-    """A storage's URL without slashes at its end, because jobs and homes are told apart by it.
+    """A storage's URL as jobs and homes are told apart by it.
 
     Raises:
         ConfigError: As `no_password`.
     """
+    from suite.storage.urls import one_url
+
     url = no_password(context, option, url)
-    if url is None:
-        return None
-    # Those of `file:///` and `s3://` stay.
-    return re.sub("(?<=[^/:])/+$", "", url)
+    return None if url is None else one_url(url)
 
 
 StorageOption: TypeAlias = Annotated[

@@ -25,6 +25,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from suite.cluster.package import EXCLUDES
 from suite.errors import ClusterError, end_of
+from suite.storage.urls import one_url
 
 SWEEP = "suite.sweep"  # keys of a job's metadata
 HOME = "suite.home"
@@ -41,6 +42,9 @@ STEADY_S = 10.0
 ERROR_CHARS = 500
 LINES_AT_ATTACH = 20  # enough to see where the sweep stands
 COMMAND = re.compile(r"(?:\bsuite\s+run|\brun_sweep\.py)\s+(?P<arguments>.*)", re.DOTALL)
+FLAGS = ("--dry-run", "--retry-given-up", "--insecure", "--help", "-h")
+"""The options of `suite run` that have no value; a test compares them with the command's own."""
+QUOTES = "'\""
 PROGRESS = re.compile(r"^\[(\d+)/(\d+)\] ", re.MULTILINE)
 
 
@@ -358,27 +362,44 @@ def named_in(command: str) -> dict[str, str]:
     match = COMMAND.search(command)
     if match is None:
         return {}
-    words = [word.strip("'\"") for word in re.split(r"[\s=]+", match["arguments"])]
-    sweep = _sweep_among(words)
-    home = ""
-    if "--home" in words[:-1]:
-        home = words[words.index("--home") + 1]
+    words, options = _parsed(match["arguments"])
+    # As for a submitted job: where there is a storage, the home is its cache.
+    home = one_url(options.get("--storage", "")) or options.get("--home", "")
     found = {}
-    for key, value in ((SWEEP, sweep), (HOME, home)):
+    for key, value in ((SWEEP, options.get("--set name") or _sweep_among(words)), (HOME, home)):
         if value and not value.startswith("-"):  # an option where its value should stand
             found[key] = value
     return found
 
 
+def _parsed(arguments: str) -> tuple[list[str], dict[str, str]]:
+    """The words of a command line that are no options, and the last value of each option.
+
+    That of `--set KEY=VALUE` is called `--set KEY`.
+    """
+    words = []
+    options = {}
+    # No shell's parser: the line may end within the quotes of another command.
+    left = iter(arguments.split())
+    for word in left:
+        option, is_joined, value = word.strip(QUOTES).partition("=")
+        if not option.startswith("-"):
+            words.append(word.strip(QUOTES))
+        elif option not in FLAGS and option != "--":
+            value = (value if is_joined else next(left, "")).strip(QUOTES)
+            if option == "--set":
+                key, _, value = value.partition("=")
+                option = f"--set {key}"
+            options[option] = value.strip(QUOTES)
+    return words, options
+
+
 def _sweep_among(words: Sequence[str]) -> str:
-    """The sweep's name: the last `--set name=NAME`, else the first file, else the first word."""
-    for i in range(len(words) - 3, -1, -1):
-        if words[i : i + 2] == ["--set", "name"]:
-            return words[i + 2]
+    """The sweep's name: the first file, else the first word."""
     for word in words:
         if word.endswith((".yaml", ".yml")):
             return Path(word).stem
-    return next((word for word in words if word != "--"), "")
+    return next(iter(words), "")
 
 
 def _job(details: JobDetails) -> Job:

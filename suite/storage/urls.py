@@ -82,6 +82,12 @@ def checked_url(url: str) -> str:
     return storage.url
 
 
+def one_url(url: str) -> str:
+    """The URL without slashes at its end: both name one storage."""
+    # Those of `file:///` and `s3://` stay.
+    return re.sub("(?<=[^/:])/+$", "", url)
+
+
 def is_local(url: str | Path) -> bool:
     """Whether a URL is a folder."""
     protocol, found, _ = str(url).partition("://")
