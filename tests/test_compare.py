@@ -132,6 +132,12 @@ def test_a_table_of_eighty_columns_has_what_a_choice_rests_on_and_breaks_no_word
     _, out, _ = suite("leaderboard", "--home", finished.path, "--columns", "train_s,seeds")
     head = " ".join(" ".join(out.splitlines()[2:4]).split())
     assert head == "train method task time seeds"
+    names = "method,seeds,task,architecture"
+    _, out, _ = suite(
+        *("leaderboard", "--home", finished.path, "--format", "md"), "--columns", names
+    )
+    head = next(line for line in out.splitlines() if line.startswith("|"))
+    assert head.count("method") == head.count("task") == 1 and "seeds" in head
     _, out, _ = suite(
         *("leaderboard", "--home", finished.path, "--columns", "train_s", "--format", "csv")
     )
@@ -598,6 +604,10 @@ def test_a_cell_is_an_arm_with_a_task(home: Home) -> None:
         find_cell(home, "lora")
     with pytest.raises(UnknownNameError, match="unknown task 'entailment'"):
         find_cell(home, "read/entailment")
+    with pytest.raises(UnknownNameError, match="read: unknown task 'nosuch'; known: agreement"):
+        find_cell(home, "read/nosuch")
+    with pytest.raises(UnknownNameError, match=r"unknown arm 'raed/nosuch'"):
+        find_cell(home, "raed/nosuch")
 
 
 def test_a_method_of_peft_is_found_by_its_name_with_a_colon(home: Home) -> None:

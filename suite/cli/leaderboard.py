@@ -178,7 +178,12 @@ def show(
     short = fmt is Format.TABLE
     shown = columns(rows, among=everyone, short=short)
     if fields:
-        shown = [*_name_columns(rows, everyone), *_chosen_columns(rows, fields, short=short)]
+        shown = _name_columns(rows, everyone)
+        # What the table always shows stands there once, also where it is asked for.
+        there = {one.head for one in shown}
+        for one in _chosen_columns(rows, fields, short=short):
+            if one.head not in there:
+                shown.append(one)
     keys: Sequence[str] = COLUMNS
     key = _key(rows, short=short)
     if fields and fmt in (Format.CSV, Format.JSON):

@@ -53,8 +53,12 @@ def find_cell(home: Home, given: str, *, sweep: str | None = None) -> Cell:
     for cells_of_arm in arms.values():
         tasks |= {cell.task for cell in cells_of_arm}
     arm, _, task = name.rpartition("/")
-    # `gqa/lora` has a slash too: only a known task after it makes the name a cell's.
-    if task not in tasks or not arm:
+    # `gqa/lora` has a slash too: only a known task after it makes the name a cell's, or that it
+    # fits no arm and the part before fits one; then the task is what is wrong.
+    is_arm = task not in tasks and (
+        bool(_fitting(arms, name, home)) or len(_fitting(arms, arm, home)) != 1
+    )
+    if is_arm or not arm:
         arm = name
         task = ""
     cells = {cell.task: cell for cell in _find(arms, arm, given, home)}
@@ -142,33 +146,42 @@ def _without_sweep(given: str, arms: Arms) -> tuple[str, Arms]:
 
 
 def _find(arms: Arms, name: str, given: str, home: Home) -> list[Cell]:
+    found = _fitting(arms, name, home)
+    if not found:
+        # All names, so that a typing error gets the nearest one suggested.
+        known: set[str] = set()
+        for at, cells in arms.items():
+            known.update((at[1], *_short_names_of(cells)))
+        raise UnknownNameError("arm", name, known, where=str(home.path), advice=f"expected {FORMS}")
+    if len(found) > 1:
+        names = ", ".join(f"{sweep}:{key}" for sweep, key in found)
+        raise ConfigError(f"{given!r}: fits {len(found)} arms: {names}; give one of them")
+    return list(arms[found[0]])
+
+
+def _fitting(arms: Arms, name: str, home: Home) -> list[tuple[str, str]]:
+    """Sweep and key of each arm that a name may mean."""
     whole_key = []
     short_name = []
     start_of_key = []
-    known: set[str] = set()
     for at, cells in arms.items():
-        key = at[1]
-        arm = cells[0].arm
-        forms = short_names(arm.backbone.name, arm.attention.name, arm.method)
-        # All names, so that a typing error gets the nearest one suggested.
-        known.update((key, *forms))
-        if name == key:
+        if name == at[1]:
             whole_key.append(at)
-        if name in forms:
+        if name in _short_names_of(cells):
             short_name.append(at)
-        if name and key.startswith(name):
+        if name and at[1].startswith(name):
             start_of_key.append(at)
     # The most exact reading that fits anything counts.
     found = whole_key or short_name or start_of_key
     if len(found) > 1:
         # The losers of a contest are rarely meant; if all lost or none did, ask.
         found = [key for key in found if _chosen(home, key) is not False] or found
-    if not found:
-        raise UnknownNameError("arm", name, known, where=str(home.path), advice=f"expected {FORMS}")
-    if len(found) > 1:
-        names = ", ".join(f"{sweep}:{key}" for sweep, key in found)
-        raise ConfigError(f"{given!r}: fits {len(found)} arms: {names}; give one of them")
-    return list(arms[found[0]])
+    return found
+
+
+def _short_names_of(cells: Sequence[Cell]) -> tuple[str, ...]:
+    arm = cells[0].arm
+    return short_names(arm.backbone.name, arm.attention.name, arm.method)
 
 
 def short_names(backbone: str, attention: str, method: str) -> tuple[str, ...]:
