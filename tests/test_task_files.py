@@ -24,6 +24,7 @@ from suite.data.source import open_source
 from suite.errors import ConfigError, DataError, UnknownNameError
 from suite.metrics.items import STATISTICS, statistic_of
 from suite.registry import shipped_folder, user_folders
+from suite.storage.lease import JOB_VARIABLE
 from tests.commands import Suite, blocks, suite
 from tests.test_cli_run import TINY_SET
 
@@ -217,6 +218,27 @@ def test_a_worker_without_the_file_says_so(folder: Path, root: Path) -> None:
 
 def test_workers_are_told_the_folder(folder: Path) -> None:
     assert worker_environment(1)["SUITE_TASKS"] == str(folder)
+
+
+def test_workers_with_another_working_folder_find_the_same_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = str(tmp_path)
+    for name in ("SUITE_PATH", "SUITE_TASKS", "PYTHONPATH"):
+        monkeypatch.setenv(name, f"mine:{here}/yours::../ours:/elsewhere")
+    monkeypatch.delenv(JOB_VARIABLE, raising=False)
+    ours = str(tmp_path.parent / "ours")
+    found = worker_environment(1)
+    for name in ("SUITE_PATH", "SUITE_TASKS", "PYTHONPATH"):
+        assert found[name] == f"{here}/mine:{here}/yours::{ours}:/elsewhere"
+    # Ray unpacks the working folder of a job on every node, each where it has room.
+    job: dict[str, Any] = {"runtime_env": {"working_dir": "gcs://_ray_pkg_1.zip"}}
+    monkeypatch.setenv(JOB_VARIABLE, json.dumps(job))
+    assert worker_environment(1)["SUITE_PATH"] == f"mine:yours::{ours}:/elsewhere"
+    # A job without one starts where Ray was started, which nobody copies.
+    monkeypatch.setenv(JOB_VARIABLE, json.dumps({"runtime_env": {}}))
+    assert worker_environment(1)["SUITE_PATH"].startswith(f"{here}/mine:")
 
 
 # Found without being run

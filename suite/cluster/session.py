@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -26,6 +27,7 @@ from suite.cluster.growth import launcher_file, nodes_to_come
 from suite.errors import ResourceError, end_of
 from suite.plan.resources import Node, local_cpus
 from suite.redact import has_password, redact
+from suite.storage.lease import JOB_VARIABLE
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -56,6 +58,8 @@ PASSED_ON = (
 
 Never tokens: they stay in each machine's own files.
 """
+FOLDERS = ("SUITE_PATH", "SUITE_TASKS", "PYTHONPATH")
+"""Those of them that list folders."""
 RAY_ENVIRONMENT = {
     # Ray shall not hide the GPUs from processes that ask for none, as a trial's own does.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -155,7 +159,7 @@ def worker_environment(threads: int, *, inherited: bool = False) -> dict[str, st
         if value is None:
             continue
         if not has_password(value):
-            variables[key] = value
+            variables[key] = _as_workers_find(value) if key in FOLDERS else value
         elif not inherited:
             raise ResourceError(
                 f"{key}={redact(value)}: holds a password,"
@@ -171,6 +175,35 @@ def worker_environment(threads: int, *, inherited: bool = False) -> dict[str, st
         "TOKENIZERS_PARALLELISM": "false",  # its threads and forked processes do not mix
         "PYTHONUNBUFFERED": "1",  # the last words of a process that dies reach its log
     }
+
+
+def _as_workers_find(folders: str) -> str:
+    """A list of folders as a process with another working folder finds them.
+
+    Workers of a running cluster have the working folder of `ray start`. Those of a submitted job
+    have a copy of the job's, which may lie elsewhere on each node: what lies in it is relative.
+    """
+    here = Path.cwd()
+    is_copied = _has_working_folder_of_job()
+    found = []
+    for folder in folders.split(os.pathsep):
+        # An empty one is no folder of the user's.
+        if folder:
+            path = Path(os.path.abspath(folder))
+            if is_copied and path.is_relative_to(here):
+                path = path.relative_to(here)
+            folder = str(path)
+        found.append(folder)
+    return os.pathsep.join(found)
+
+
+def _has_working_folder_of_job() -> bool:
+    """Whether Ray has unpacked this process's working folder, and does so on every node."""
+    try:
+        job = json.loads(os.environ.get(JOB_VARIABLE, "{}"))
+        return bool(job["runtime_env"]["working_dir"])
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 # ---- what the nodes have -------------------------------------------------------------------------
