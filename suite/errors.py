@@ -49,6 +49,10 @@ class OwnCodeError(SuiteError):
     """An exception in a plug-in of the user's own; its cause is the exception itself."""
 
 
+class OtherCodeError(ConfigError):
+    """A host finds other files of the user's than those that a trial's arm was made from."""
+
+
 class IncompatibleError(ConfigError):
     """Two choices that do not go together (a method and a family, a batch and a world size)."""
 

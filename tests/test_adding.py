@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from torch import nn
 
@@ -16,12 +18,17 @@ from suite.attention import variants
 from suite.cli import main
 from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, MethodChoice, SweepConfig
-from suite.errors import OwnCodeError
+from suite.errors import ConfigError, OtherCodeError, OwnCodeError
+from suite.meters import PhaseMeter
 from suite.petl import get_method, methods
+from suite.petl.own_code import check_own_code, own_code
 from suite.plan.plan import make_plan
+from suite.record.folder import Home
 from suite.record.spec import TrialSpec
+from suite.storage.workspace import Workspace
 from suite.train.by_hand import build_spec
 from suite.train.initial import _prepare
+from suite.train.warm import build_warm
 from tests.commands import Suite, blocks, suite
 from tests.tiny import tiny_choice
 
@@ -249,3 +256,39 @@ def test_a_trial_by_hand_of_an_edited_file_is_another_trial(
     with (mine / "petl/scale_norms.py").open("a") as file:
         file.write("# another version\n")
     assert spec().hash != before.hash
+
+
+def test_a_host_with_another_file_of_ones_own_trains_nothing_and_says_which(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = tiny_choice("bert")
+    text = (mine / "petl/scale_norms.py").read_text()
+    # It hides a shipped method, which a host without the file would train in its place.
+    (mine / "petl/bitfit.py").write_text(text.replace("ScaleNorms", "BitFit"))
+    code = own_code(backbone, AttentionChoice(), "bitfit", where="here")
+    arm = Arm(backbone=backbone, method="bitfit", code=code)
+    check_own_code(arm)
+    new = arm.model_copy(update={"method": "scale-norms"})
+    spec: Any = SimpleNamespace(arm=arm)
+    with (mine / "petl/bitfit.py").open("a") as file:
+        file.write("# an older copy\n")
+    monkeypatch.setattr(methods, "_scanned", None)
+    other = own_code(backbone, AttentionChoice(), "bitfit", where="there")
+    said = f"{socket.gethostname()}: arm {arm.key}: got your files with hash {other}, expected your"
+    with pytest.raises(ConfigError, match=f"^{said} files with hash {code} .SUITE_PATH={mine}, "):
+        build_warm(spec, Workspace(Home(mine)), device="cpu", meter=PhaseMeter(torch.device("cpu")))
+    monkeypatch.setenv("SUITE_PATH", "plugins")
+    for lacking in (arm, new):
+        with pytest.raises(OtherCodeError, match="got the suite's own code, expected your files"):
+            check_own_code(lacking)
+    # A host that has others finds no such name among them.
+    monkeypatch.setenv("SUITE_PATH", str(mine))
+    (mine / "petl/scale_norms.py").unlink()
+    monkeypatch.setattr(methods, "_scanned", None)
+    with pytest.raises(
+        OtherCodeError, match=r"got .*unknown method 'scale-norms'.*, expected your"
+    ):
+        check_own_code(new)
+    # A host may have files that the driver does not.
+    with pytest.raises(OtherCodeError, match="expected the suite's own code"):
+        check_own_code(arm.model_copy(update={"code": None}))

@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from suite.errors import (
     DataError,
     HubUnreachableError,
     IncompatibleError,
+    OtherCodeError,
     OwnCodeError,
     UnknownNameError,
 )
@@ -48,8 +49,9 @@ from suite.train.failure import is_infrastructure, status_of
 from suite.tune.breaker import CircuitBreaker
 from suite.tune.callback import SweepCallback
 from suite.tune.driver import run_sweep
-from suite.tune.group import RunSettings
+from suite.tune.group import GroupFailureError, RunSettings
 from suite.tune.searcher import SweepSearcher
+from suite.tune.trainable import TrialTrainable
 from tests.fake_trainer import all_calls
 from tests.sweeps import toy_cluster, toy_roots, toy_sweep
 
@@ -238,6 +240,35 @@ def test_a_trial_whose_own_process_dies_each_time_is_given_up(home: Home, toy_ro
             callback.on_trial_error(0, [], trial)
     assert [retry.type for retry in told.retries] == ["TrialProcessDied"] and told.ends == [None]
     assert queue.live == 0 and searcher.suggest("third") == SweepSearcher.FINISHED
+
+
+def test_other_code_on_a_host_stops_the_sweep_and_costs_no_attempt(
+    home: Home, toy_roots: Path
+) -> None:
+    """Another attempt would find the same files, and a result would end the trial for good."""
+    assert is_infrastructure(OtherCodeError("node-1: got other files")), "no result of the trial"
+    config = toy_sweep(methods=["full"])
+    plan = make_plan(config, where="toy")
+    settings = RunSettings(Workspace(home), Layout(1, 1.0, 0.0, 1), config.timeouts)
+    spec = plan.search_spec(plan.cells[0], 0, 1e-3)
+    home.trial(spec).write_spec(spec)
+
+    def start(specs: Sequence[TrialSpec]) -> int:
+        why = "start: rank 0: node-1: got other files; put the same there"
+        raise GroupFailureError(FailureRecord(type="OtherCodeError", message=why))
+
+    trainable = TrialTrainable.__new__(TrialTrainable)
+    trainable.reset_config({"settings": settings, "specs": [spec.model_dump_json()], "peers": [[]]})
+    group: Any = SimpleNamespace(start=start)
+    trainable._group = group
+    with pytest.raises(OtherCodeError) as raised:
+        trainable.step()
+    assert not home.trial(spec).failures() and home.trial(spec).result() is None
+    callback = SweepCallback.__new__(SweepCallback)
+    callback.reason = ""
+    assert callback._is_of_the_sweep(f"Traceback\n  a line\nOtherCodeError: {raised.value}\n")
+    assert callback.reason.endswith("put the same there and run the same command again")
+    assert callback.reason.startswith("start: rank 0: node-1: got other files")
 
 
 def test_attempts_are_counted_since_the_last_one_that_got_further(tmp_path: Path) -> None:

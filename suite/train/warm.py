@@ -28,6 +28,7 @@ from suite.meters import PhaseMeter, release_memory
 from suite.petl import get_method
 from suite.petl._frozen import without_dropout
 from suite.petl.arm import task_head
+from suite.petl.own_code import check_own_code
 from suite.record.folder import TrialFolder
 from suite.record.result import PreparationRecord, PretrainRecord
 from suite.record.spec import TrialSpec
@@ -204,7 +205,13 @@ class Warm:
 
 
 def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: PhaseMeter) -> Warm:
-    """Load, convert, attach, initialise and partition the arm of a trial. Collective."""
+    """Load, convert, attach, initialise and partition the arm of a trial. Collective.
+
+    Raises:
+        OtherCodeError: This host has other files of the user's than the arm was made from.
+    """
+    # Once for all trials of the engine: this process reads those files once as well.
+    check_own_code(spec.arm)
     resolved = open_backbone(
         spec.arm.backbone, data_root=workspace.data_root, cache=workspace.home.cache
     )

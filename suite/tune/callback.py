@@ -29,7 +29,7 @@ from suite.tune.group import RunSettings
 from suite.tune.leave_notice import ask_to_leave
 from suite.tune.pending import PendingTrials
 from suite.tune.searcher import SweepSearcher
-from suite.tune.trainable import DISK_MARK, STALE_MARK, STORAGE_MARK
+from suite.tune.trainable import CODE_MARK, DISK_MARK, STALE_MARK, STORAGE_MARK
 
 CHECK_EVERY_S = 5.0
 AGAIN = "and run the same command again"
@@ -220,14 +220,15 @@ class SweepCallback(tune.Callback):
             self._end(spec)
 
     def _is_of_the_sweep(self, error: str) -> bool:
-        """Whether a failure says nothing about a trial: no space, no storage, no lease.
+        """Whether a failure says nothing about a trial: no space, storage, lease or file of code.
 
         The sweep then stops, because further attempts would only use up the retries.
         """
         last_line = end_of(error)
-        if DISK_MARK in error:
-            self.reason = f"{last_line.rpartition(f'{DISK_MARK}: ')[2]} {AGAIN}"
-            return True
+        for mark in (DISK_MARK, CODE_MARK):
+            if mark in error:
+                self.reason = f"{last_line.rpartition(f'{mark}: ')[2]} {AGAIN}"
+                return True
         if STALE_MARK in error or self.lease.loss():
             self.reason = self.lease.loss() or last_line
             return True

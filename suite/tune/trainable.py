@@ -13,7 +13,7 @@ from ray import tune
 from ray.util import get_current_placement_group
 
 from suite.disk import fault_of
-from suite.errors import StaleDriverError, StorageError
+from suite.errors import OtherCodeError, StaleDriverError, StorageError
 from suite.record.attempts import APART, REMOVED, UNEVEN, is_given_up, result_of
 from suite.record.folder import TrialFolder
 from suite.record.result import FailureRecord
@@ -23,6 +23,7 @@ from suite.tune.group import Group, GroupFailureError, RunSettings
 from suite.tune.leave_notice import LeaveNotice
 
 # The driver sees only the text of what a trial raises; these words say what kind of error it was.
+CODE_MARK = "suite-other-code"
 DISK_MARK = "suite-disk-fault"
 STALE_MARK = "suite-stale-driver"
 STORAGE_MARK = "suite-storage-away"
@@ -95,6 +96,8 @@ class TrialTrainable(tune.Trainable):
             raise OSError(f"{DISK_MARK}: {refused}") from error
         except StaleDriverError as error:  # another driver owns the folder now
             raise StaleDriverError(f"{STALE_MARK}: {error}") from error
+        except OtherCodeError as error:  # another attempt would find the same files
+            raise OtherCodeError(f"{CODE_MARK}: {error}") from error
 
     def _attempt(self) -> dict[str, Any]:
         # Some may have been committed by an attempt that died before it could report.
@@ -135,9 +138,10 @@ class TrialTrainable(tune.Trainable):
         Raises:
             StaleDriverError: The failure is not the trial's: another driver has the sweep.
             StorageError: The same, and the storage is away.
+            OtherCodeError: The same, and a host lacks the user's files.
             OSError: The same, and the home's disk refuses something. No attempt is counted.
         """
-        for kind in (StaleDriverError, StorageError):
+        for kind in (StaleDriverError, StorageError, OtherCodeError):
             if failure.record.type == kind.__name__:
                 raise kind(failure.record.message) from failure
         record = failure.record.model_copy(update={"epoch": self._epochs})
