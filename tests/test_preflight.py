@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from suite.config import precision as host
+from suite.config.sweep import ResourceConfig
+from suite.errors import ResourceError
 from suite.plan.cell_state import read_states
 from suite.plan.plan import make_plan
-from suite.plan.preflight import warn_of_other_runs, warn_of_untried
+from suite.plan.preflight import check_gpus_are_up, warn_of_other_runs, warn_of_untried
 from suite.plan.queue import TrialQueue
 from suite.record.folder import Home
 from suite.record.provenance import versions
@@ -46,6 +48,46 @@ def test_runs_of_another_environment_are_named_before_a_row_is_lost(
     write_trial(home, spec, make_result(spec, provenance=environment, precision=precision))
     warn_of_other_runs(plan.config.training, read_states(plan, home), "cpu")
     assert says in caplog.text and bool(says) == bool(caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "says"),
+    [
+        ("bf16", "cpu", "had precision bf16 (here fp32 or bf16-autocast); a row with runs of both"),
+        # Nodes may have other processors than the head.
+        ("bf16-autocast", "cpu", ""),
+        ("fp32", "cpu", ""),
+        ("bf16-autocast", "cuda", "had precision bf16-autocast (here fp32 or bf16); a row"),
+        ("fp32", "cuda", ""),
+    ],
+)
+def test_runs_on_another_device_are_named_on_a_running_cluster_too(
+    precision: str, device: str, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home, plan = Home(tmp_path), make_plan(toy_sweep(methods=["full"]), where="toy.yaml")
+    spec = TrialQueue(plan, home, slots=1).next()
+    assert spec is not None
+    write_trial(home, spec, make_result(spec, precision=precision))
+    warn_of_other_runs(plan.config.training, read_states(plan, home), device, here=False)
+    assert says in caplog.text and bool(says) == bool(caplog.text)
+
+
+def test_a_sweep_of_gpus_waits_for_them_and_does_not_go_on_on_processors(tmp_path: Path) -> None:
+    home, plan = Home(tmp_path), make_plan(toy_sweep(methods=["full"]), where="toy.yaml")
+    queue = TrialQueue(plan, home, slots=1)
+    states, nodes = queue.states, [{"CPU": 8.0}, {"CPU": 8.0}]
+    check_gpus_are_up(ResourceConfig(), states, nodes)
+    for device in ("cpu", "cuda"):
+        spec = queue.next()
+        assert spec is not None
+        check_gpus_are_up(ResourceConfig(), read_states(plan, home), nodes)
+        write_trial(home, spec, make_result(spec, provenance={"device": device}))
+        queue.ended(spec)
+    states = read_states(plan, home)
+    with pytest.raises(ResourceError, match="ran on GPUs, and no GPU is up: wait for the nodes"):
+        check_gpus_are_up(ResourceConfig(), states, nodes)
+    check_gpus_are_up(ResourceConfig(), states, [*nodes, {"CPU": 8.0, "GPU": 1.0}])
+    check_gpus_are_up(ResourceConfig(gpus_per_worker=0), states, nodes)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,13 @@ def precision_of(training: TrainingConfig, device: str) -> Precision:
     return "fp32"
 
 
+def precisions_of(training: TrainingConfig, device: str) -> list[Precision]:
+    """What `training.precision` may mean on some other host, of which only the device is known."""
+    if training.precision != "auto":
+        return [training.precision]
+    return ["fp32", "bf16" if device == "cuda" else "bf16-autocast"]
+
+
 def gpu_precision() -> Literal["fp32", "bf16"]:
     """bf16, or fp32 where this host's GPU only emulates bf16 (before Ampere).
 

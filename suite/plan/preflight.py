@@ -6,17 +6,18 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite.config.precision import precision_of
-from suite.config.sweep import BackboneChoice, SweepConfig
+from suite.config.precision import precision_of, precisions_of
+from suite.config.sweep import BackboneChoice, ResourceConfig, SweepConfig
 from suite.config.task import FileData, HubData, TaskConfig
-from suite.config.training import TrainingConfig
+from suite.config.training import Precision, TrainingConfig
 from suite.errors import ConfigError, ResourceError, no_room_for_states
 from suite.plan.cell_state import CellState
 from suite.plan.plan import Plan, objectives, pretrain_objective
+from suite.plan.resources import Node
 from suite.record.folder import Home
 from suite.record.provenance import COMPARED_VERSIONS, versions
 from suite.record.result import MEND
@@ -93,7 +94,11 @@ def check_records(states: Mapping[str, CellState]) -> None:
 
 
 def warn_of_other_runs(
-    training: TrainingConfig, states: Mapping[str, CellState], device: str | None
+    training: TrainingConfig,
+    states: Mapping[str, CellState],
+    device: str | None,
+    *,
+    here: bool = True,
 ) -> None:
     """Say what of this environment differs from that of the runs which the sweep goes on from.
 
@@ -103,12 +108,16 @@ def warn_of_other_runs(
         training: Of the sweep.
         states: Its cells.
         device: "cuda" or "cpu"; None = not known yet, so the precision is not either.
+        here: Whether the workers are on this host. Others may have other processors or GPUs.
     """
     # Nothing is added to it.
     if all(state.status.is_over for state in states.values()):
         return
     differ: dict[str, None] = {}
     now = versions()
+    precisions: list[Precision] = []
+    if device is not None:
+        precisions = [precision_of(training, device)] if here else precisions_of(training, device)
     for state in states.values():
         for trial in state.trials:
             result = trial.result
@@ -118,17 +127,36 @@ def warn_of_other_runs(
             for package in COMPARED_VERSIONS:
                 if then.get(package) not in (None, now[package]):
                     differ[f"{package} {then[package]} (here {now[package]})"] = None
-            if device is None or result.precision is None:
-                continue
-            precision = precision_of(training, device)
-            if result.precision != precision:
-                differ[f"precision {result.precision} (here {precision})"] = None
+            if precisions and result.precision not in (None, *precisions):
+                differ[f"precision {result.precision} (here {' or '.join(precisions)})"] = None
     if differ:
         log.warning(
             "runs of this sweep had %s; a row with runs of both is rejected, and rows of both are "
             "not ranked together: go on with what they had, or give the sweep another name",
             ", ".join(differ),
         )
+
+
+def check_gpus_are_up(
+    resources: ResourceConfig, states: Mapping[str, CellState], nodes: Sequence[Node]
+) -> None:
+    """Refuse to go on on the processors of a cluster whose nodes with GPUs are not up yet.
+
+    Raises:
+        ResourceError: Trials of the sweep ran on GPUs, it leaves open on what, and there are none.
+    """
+    if resources.gpus_per_worker is not None or any(node.get("GPU") for node in nodes):
+        return
+    # Nothing is added to it.
+    if all(state.status.is_over for state in states.values()):
+        return
+    for state in states.values():
+        for trial in state.trials:
+            if trial.result is not None and trial.result.provenance.get("device") == "cuda":
+                raise ResourceError(
+                    f"{state.cell.key}: its trials ran on GPUs, and no GPU is up: wait for the"
+                    " nodes, or set resources.gpus_per_worker (0 = on CPUs)"
+                )
 
 
 def warn_of_untried(plan: Plan) -> None:

@@ -45,6 +45,7 @@ from suite.plan.partitioning import (
 from suite.plan.plan import Plan, make_plan
 from suite.plan.preflight import (
     check_data,
+    check_gpus_are_up,
     check_home,
     check_records,
     warn_of_other_runs,
@@ -149,6 +150,8 @@ def run_sweep(
         check_lm_eval(plan, home=home, data_root=data_root)
         threads = config.training.threads_per_worker or int(config.resources.cpus_per_worker)
         with cluster(address, threads=max(1, threads)) as nodes:
+            if address is not None:
+                check_gpus_are_up(config.resources, states, nodes)
             layout = lay_out(config.resources, nodes, workers=known_workers)
             # Only the cluster tells how many GPUs there are for a sweep that names no number.
             if layout.workers != plan.world_size:
@@ -158,7 +161,7 @@ def run_sweep(
                 check_interface(layout.interface)
             store_definition(plan, home)
             mirror.push_definition(config.name)
-            warn_of_other_runs(config.training, states, layout.device if address is None else None)
+            warn_of_other_runs(config.training, states, layout.device, here=address is None)
             if address is None:
                 check_measurable(config.search.second, layout.device, where=where)
             # Asked for once at most, because GPUs take seconds to answer.
