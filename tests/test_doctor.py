@@ -22,7 +22,7 @@ import torch
 from optuna.study import StudyDirection
 
 from suite.cluster.session import cluster
-from suite.doctor.cluster import check_cluster, check_versions, judge_clock
+from suite.doctor.cluster import _size, check_cluster, check_versions, judge_clock
 from suite.doctor.finding import Finding, Level, fail, merge_nodes, ok, run_checks
 from suite.doctor.install import amdsmi, packages, sessions, token_file
 from suite.doctor.machine import energy, gpus, socket_paths
@@ -503,6 +503,19 @@ def test_a_clock_is_wrong_only_by_what_the_round_trip_cannot_explain(
     trip_s: float, offset_s: float, level: Level
 ) -> None:
     assert judge_clock(trip_s, offset_s).level is level
+
+
+def test_a_node_that_came_back_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = []
+    for address, alive in (("10.0.0.2", False), ("10.0.0.3", False), ("10.0.0.2", True)):
+        nodes.append({"Alive": alive, "NodeManagerAddress": address})
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
+    size, gone = _size(local=False)
+    assert size.found.startswith("1 node, 8 CPU")
+    assert gone.found == "nodes that have gone: 10.0.0.3"
+    del nodes[1]
+    assert len(_size(local=False)) == 1
 
 
 def test_versions_that_differ_are_named_with_their_nodes() -> None:

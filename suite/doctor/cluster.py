@@ -132,8 +132,9 @@ def _check(home: Path, url: str | None, *, local: bool) -> list[Finding]:
 def _size(*, local: bool) -> list[Finding]:
     """Say what the cluster has, and which nodes it has lost."""
     alive = [node for node in ray.nodes() if node["Alive"]]
-    # Ray goes on listing nodes that it has lost.
+    # Ray goes on listing nodes that it has lost, also those that have come back since.
     gone = {node["NodeManagerAddress"] for node in ray.nodes() if not node["Alive"]}
+    gone -= {node["NodeManagerAddress"] for node in alive}
     total = ray.cluster_resources()
     parts = [_count(len(alive), "node")]
     parts += [f"{total[name]:g} {name}" for name in ("CPU", "GPU") if name in total]
