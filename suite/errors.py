@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+EVERYWHERE = "with --storage, below it and in the home of each host that has it"
+"""Where to remove what is to be made again: any copy that is left comes back."""
+
 
 class SuiteError(Exception):
     """Base of all errors that the user can mend."""

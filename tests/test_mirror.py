@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,18 +21,19 @@ from suite.config.arm import Arm
 from suite.config.sweep import LimitConfig
 from suite.config.task import load_task
 from suite.config.training import TrainingConfig
-from suite.errors import StaleDriverError, StorageError
+from suite.errors import CheckpointError, StaleDriverError, StorageError
 from suite.petl.arm import full_architecture
 from suite.record.folder import Home
 from suite.record.lm_eval import FILE, add_evaluation
 from suite.record.lm_eval import read_record as read
-from suite.record.result import FailureRecord, TrialResult
+from suite.record.result import MEND, FailureRecord, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.fence import Fence, claim_key
 from suite.storage.identity import home_id
 from suite.storage.mirror import Mirror
 from suite.storage.urls import open_storage
 from suite.storage.workspace import Workspace
+from suite.train.warm import read_pretrain
 from tests.buckets import BUCKET, s3_server
 from tests.ports import free_port
 from tests.records import make_home, make_result, make_spec, write_trial
@@ -88,6 +90,35 @@ def test_a_home_of_one_storage_is_refused_by_another(tmp_path: Path) -> None:
         one.home, open_storage(shutil.copytree(tmp_path / "storage", tmp_path / "copy"))
     )
     assert copied.fetch_home() >= 0, "a storage that was moved has its name with it"
+
+
+def test_a_trial_is_removed_where_the_messages_say(tmp_path: Path) -> None:
+    one, other, third = hosts(tmp_path, "one", "other", "third")
+    spec = make_spec()
+    write_trial(one.home, spec, make_result(spec))
+    one.push_home()
+    other.fetch_home()
+    gone = one.home.trial(spec)
+    shutil.rmtree(gone.path)
+    one.fetch_home()
+    assert gone.result() is not None, "the storage has it"
+    shutil.rmtree(tmp_path / "storage" / "trials")
+    shutil.rmtree(gone.path)
+    other.push_home()
+    one.fetch_home()
+    assert gone.result() is not None, "another host has it"
+    for place in (gone.path, other.home.trial(spec).path, tmp_path / "storage" / "trials"):
+        shutil.rmtree(place)
+    for host in (one, other, third):
+        host.fetch_home()
+        host.push_home()
+        assert not list(host.home.trials())
+    where = r"\(with --storage, below it and in the home of each host that has it\)"
+    assert re.search(rf"or remove it {where}, and the trial runs again", MEND)
+    gone.path.mkdir(parents=True)
+    gone.write_result(make_result(spec).model_copy(update={"weights_sha256": "0" * 64}))
+    with pytest.raises(CheckpointError, match=rf"remove .* {where} to train it again"):
+        read_pretrain(gone)
 
 
 def test_what_lm_eval_measured_by_hand_stays_beside_what_the_storage_has(tmp_path: Path) -> None:

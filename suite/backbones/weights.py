@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from suite.backbones.base import Family
-from suite.errors import BackboneError
+from suite.errors import EVERYWHERE, BackboneError
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
@@ -70,7 +70,7 @@ def load_weights(model: PreTrainedModel, family: Family, path: Path) -> None:
                     own[name].copy_(tensor)
     except (OSError, SafetensorError) as error:
         raise BackboneError(
-            f"{path}: cannot be read: {error}; remove its folder to train it again"
+            f"{path}: cannot be read: {error}; remove its folder ({EVERYWHERE}) to train it again"
         ) from error
 
 

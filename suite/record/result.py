@@ -16,6 +16,7 @@ from pydantic import Field, field_validator
 
 from suite.config.hashing import canonical_json
 from suite.config.training import Precision
+from suite.errors import EVERYWHERE
 from suite.files import json_bytes, parse_json
 from suite.meters.record import PhaseRecord, Record
 from suite.redact import redact
@@ -29,7 +30,7 @@ DAMAGED = "DamagedRecord"
 """`FailureRecord.type` of a trial whose `result.json` is not as it was written."""
 MEND = (
     "copy the file back from where it is whole (a backup, or suite sync --storage after it was "
-    "removed here), or remove it, and the trial runs again"
+    f"removed here), or remove it ({EVERYWHERE}), and the trial runs again"
 )
 
 

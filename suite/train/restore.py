@@ -25,7 +25,7 @@ from suite.config.precision import precision_of
 from suite.data.make_objective import objective_of
 from suite.data.objective import Objective
 from suite.data.tokenizer import tokenizer_fingerprint
-from suite.errors import CheckpointError, ConfigError
+from suite.errors import EVERYWHERE, CheckpointError, ConfigError
 from suite.files import sha256
 from suite.petl.arm import load_trained_state
 from suite.petl.base import Method
@@ -179,7 +179,7 @@ def _check_unchanged(tensors: Path, result: TrialResult) -> None:
         raise CheckpointError(
             f"{tensors}: not the trained tensors of this trial: got SHA-256 {found[:16]}..., "
             f"expected {expected[:16]}..., which its result records: damaged or changed since; "
-            f"use a copy, or remove {tensors.parent} and run the sweep again"
+            f"use a copy, or remove {tensors.parent} ({EVERYWHERE}) and run the sweep again"
         )
 
 

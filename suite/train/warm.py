@@ -22,7 +22,7 @@ from suite.data.make_objective import objective_of
 from suite.data.objective import Objective
 from suite.data.prepare import Prepared, prepare
 from suite.data.trained_tokenizer import open_backbone
-from suite.errors import CheckpointError, IncompatibleError
+from suite.errors import EVERYWHERE, CheckpointError, IncompatibleError
 from suite.files import sha256
 from suite.meters import PhaseMeter, release_memory
 from suite.petl import get_method
@@ -325,7 +325,7 @@ def read_pretrain(folder: TrialFolder) -> PretrainRecord:
     if not folder.weights.is_file() or sha256(folder.weights) != result.weights_sha256:
         raise CheckpointError(
             f"{folder.weights}: lost or changed since it was written; "
-            f"remove {folder.path} to train it again"
+            f"remove {folder.path} ({EVERYWHERE}) to train it again"
         )
     train = result.phases["train"]
     return PretrainRecord(
