@@ -10,7 +10,7 @@ import pytest
 import sacrebleu
 import torch
 from rouge_score.rouge_scorer import RougeScorer
-from transformers import ByT5Tokenizer
+from transformers import ByT5Tokenizer, T5Tokenizer
 
 from suite.backbones.loading import Head, build, resolve
 from suite.config.sweep import LimitConfig
@@ -18,6 +18,7 @@ from suite.config.training import TrainingConfig
 from suite.data.generation import GenerationObjective
 from suite.data.make_objective import make_objective
 from suite.data.prepare import prepare
+from suite.data.tokenizer import as_written
 from suite.errors import DataError, IncompatibleError
 from suite.metrics.text import score_texts
 from tests.test_objectives import as_rows, read
@@ -189,6 +190,16 @@ def test_a_checkpoints_own_settings_change_no_text(family: str) -> None:
     with torch.no_grad():
         assert goal.predict(model, batch, synced=False) == TWO["de"]
     assert model.generation_config.to_dict() == before
+
+
+def test_no_checkpoints_tokenizer_tidies_what_was_written() -> None:
+    letters = [(letter, -3.0) for letter in "▁abcdefghijklmnopqrstuvwxyz'.,?"]
+    specials = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    tidy = T5Tokenizer(vocab=specials + letters, extra_ids=0, clean_up_tokenization_spaces=True)
+    text = "it 's a , b . do n't ?"
+    ids = tidy(text)["input_ids"]
+    assert tidy.decode(ids, skip_special_tokens=True) == "it's a, b. don't?"
+    assert as_written(tidy, ids) == text
 
 
 def test_bleu_and_rouge_are_the_libraries_over_the_whole_corpus() -> None:

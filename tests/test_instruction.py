@@ -163,6 +163,19 @@ def test_the_score_is_the_perplexity_of_the_responses_tokens(family: str) -> Non
     assert not goal.task.higher_is_better and goal.task.utility(20.0) > goal.task.utility(30.0)
 
 
+def test_a_response_to_nothing_has_every_token_in_its_score() -> None:
+    """ByT5's tokenizer has no start token, as GPT-2's has none."""
+    goal = objective(
+        task=alpaca(inputs=["instruction"], text_to_text="{instruction}", without_input=None)
+    )
+    rows = as_rows(goal.encode({"instruction": ["", "ab"], "output": ["fine", "fine"]}))
+    for row in rows:
+        assert sum(label != -100 for label in row["labels"][1:]) == row["gold"] == 5
+    assert rows[1]["input_ids"][:2] == ByT5Tokenizer()("ab")["input_ids"][:2], (
+        "others are as before"
+    )
+
+
 # Packing
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from suite.errors import ResourceError
+from suite.petl.arm import full_architecture
 from suite.plan import partitioning
 from suite.profiling import (
     ArmProfile,
@@ -30,10 +31,11 @@ from suite.profiling import (
     worker,
 )
 from suite.profiling import run as profile_run
-from suite.profiling.arms import BLOCK, RepeatedNumbers
+from suite.profiling.arms import BLOCK, ArmChoice, RepeatedNumbers
 from suite.profiling.estimate import estimate
 from suite.profiling.figures import ATTENTION_WEIGHTS, against_full, draw
 from suite.profiling.record import Estimate, Memory, Profile
+from suite.profiling.serving import Serving
 from suite.profiling.setting import make_setting
 from suite.profiling.training import Training
 from suite.profiling.worker import Message, Visit
@@ -421,6 +423,34 @@ class Unserved:
 
     def why_not(self, context: int) -> str:
         return "no decoder"
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "first"),
+    [
+        ("llama", "peft:prefix-tuning", 8 + 20),
+        ("t5", "peft:prefix-tuning", 8 + 20),
+        ("t5", "peft:prompt-tuning", 8),
+    ],
+)
+def test_pefts_prompts_are_in_the_cache_once_and_stay_there(
+    family: str, method: str, first: int
+) -> None:
+    arm = ArmChoice(
+        backbone=tiny_choice(family).name,
+        attention="pretrained",
+        method=method,
+        architecture=full_architecture(method, {"num_virtual_tokens": 20}),
+        shape=shape_of(family),
+    )
+    serving = Serving(arm, Setting(**SHORT | {"contexts": (8,)}), CPU)
+    keys = []
+    base = serving.model.get_base_model()  # type: ignore[operator]
+    base.register_forward_hook(
+        lambda _module, _args, output: keys.append(output.past_key_values.get_seq_length())
+    )
+    serving.decoding(8)
+    assert keys == [*range(first, first + len(keys))] and len(keys) > 2
 
 
 def test_a_gpu_that_fails_in_use_ends_the_ranks_and_one_that_is_full_does_not(

@@ -29,7 +29,7 @@ from suite.data.objective import (
     prompts,
     target_features,
 )
-from suite.data.tokenizer import end_ids, plain_ids, prompt_ids
+from suite.data.tokenizer import as_written, end_ids, plain_ids, prompt_ids
 from suite.errors import IncompatibleError
 
 
@@ -80,7 +80,7 @@ class TextToTextObjective(LabelObjective):
                 synced_gpus=synced,
                 **options,
             )
-        texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
+        texts = [as_written(self.tokenizer, row) for row in written]
         return [float(self.words.value(text)) for text in texts]
 
     def _targets(self, texts: list[str]) -> list[list[int]]:

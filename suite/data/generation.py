@@ -29,7 +29,7 @@ from suite.data.objective import (
     prompts,
     target_features,
 )
-from suite.data.tokenizer import end_ids, plain_ids, prompt_ids
+from suite.data.tokenizer import as_written, end_ids, plain_ids, prompt_ids
 from suite.errors import IncompatibleError
 from suite.metrics.text import score_texts, signatures
 
@@ -65,9 +65,8 @@ class GenerationObjective(Objective):
                 **options,
             )
         answers = self._answers(written, inputs)
-        texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
         # decoders write a space before the first word
-        return [str(text).strip() for text in texts]
+        return [as_written(self.tokenizer, answer).strip() for answer in answers]
 
     def score(
         self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None

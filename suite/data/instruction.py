@@ -39,7 +39,7 @@ from suite.data.objective import (
     target_features,
 )
 from suite.data.splits import SplitName
-from suite.data.tokenizer import end_ids, plain_ids, prompt_ids
+from suite.data.tokenizer import end_ids, plain_ids, prompt_ids, start_ids
 from suite.errors import IncompatibleError
 from suite.metrics.text import perplexity
 
@@ -155,7 +155,9 @@ class DecoderInstruction(InstructionObjective):
         prompts = []
         responses = []
         for prompt, tail, text in self._examples(columns):
-            prompts.append(_cut(self.tokenizer, prompt, tail, self.training.max_length, self.task))
+            ids = _cut(self.tokenizer, prompt, tail, self.training.max_length, self.task)
+            # without a token before it, the response's first one would be in no score
+            prompts.append(ids or start_ids(self.tokenizer))
             # the response is cut and not its end token, so that the model always learns to stop
             responses.append([*plain_ids(self.tokenizer, text)[:room], *self.end])
         return continuation_features(prompts, responses, lengths(responses))

@@ -8,6 +8,7 @@ from decimal import Decimal
 from transformers import PreTrainedTokenizerBase
 
 from suite.config.task import LabelConfig
+from suite.data.tokenizer import as_written
 from suite.errors import IncompatibleError
 
 NO_LABEL = -1
@@ -93,4 +94,4 @@ class LabelWords:
     def _as_read(self, word: str) -> str:
         """The word after tokenizing and decoding: the best that `generate` can give."""
         ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+        return as_written(self.tokenizer, ids).strip()

@@ -21,6 +21,7 @@ from suite.data.collate import IGNORED
 from suite.data.objective import Batch, Columns, Features, Objective, lengths
 from suite.data.running_text import blocks, named_chunks, stream, windows
 from suite.data.splits import SplitName
+from suite.data.tokenizer import start_ids
 from suite.errors import IncompatibleError
 from suite.metrics.text import perplexity
 
@@ -121,13 +122,10 @@ class LanguageModelObjective(Objective):
             yield block, len(block) - 1
 
     def _windows(self, rows: Iterable[list[int]]) -> Iterator[tuple[list[int], int]]:
-        end = self.tokenizer.eos_token_id
-        first = self.tokenizer.bos_token_id
-        if first is None:
-            first = end
-        # without it the very first word would be in no score
-        context = [] if first is None else [first]
-        tokens = itertools.chain(context, stream(rows, separator=end))
+        # without a start the very first word would be in no score
+        tokens = itertools.chain(
+            start_ids(self.tokenizer), stream(rows, separator=self.tokenizer.eos_token_id)
+        )
         return windows(tokens, self.training.max_length, stride=self.stride)
 
 

@@ -31,7 +31,7 @@ from suite.data.objective import (
     fill,
     rows_of,
 )
-from suite.data.tokenizer import end_ids, plain_ids, prompt_ids
+from suite.data.tokenizer import end_ids, plain_ids, prompt_ids, start_ids
 from suite.errors import DataError
 
 
@@ -185,7 +185,8 @@ class ChoiceLikelihoodObjective(LabelObjective):
         self, text: str, choices: Sequence[str]
     ) -> tuple[list[list[int]], list[list[int]]]:
         """The stem before each choice, and each choice, as tokens."""
-        whole = prompt_ids(self.tokenizer, text)
+        # without a token before it, a choice's first one would be in no score
+        whole = prompt_ids(self.tokenizer, text) or start_ids(self.tokenizer)
         stems = []
         encoded = []
         for choice in choices:

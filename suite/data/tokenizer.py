@@ -54,3 +54,19 @@ def end_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if tokenizer.eos_token_id is None:
         return []
     return [int(tokenizer.eos_token_id)]
+
+
+def start_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """One token to predict the first one from: the start token, else the end token, if any."""
+    if tokenizer.bos_token_id is None:
+        return end_ids(tokenizer)
+    return [int(tokenizer.bos_token_id)]
+
+
+def as_written(tokenizer: PreTrainedTokenizerBase, ids: Any) -> str:
+    """The text of tokens without special ones, as the model wrote it.
+
+    Some checkpoints' tokenizers would take spaces before punctuation out, which the golds keep.
+    """
+    text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return str(text)

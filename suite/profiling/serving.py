@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from peft import PeftModel, PeftType
 from torch import Tensor, nn
 
 from suite.attention import variants
@@ -73,20 +74,36 @@ class Serving:
 
         An encoder-decoder has as many source tokens, too.
         """
+        model, cache, before = self._without_prompt()
         # Encoded once, as in generation: only the decoder runs for each token.
-        source = self._source(context)
-        output = self.model(**self._ids(context), **source, use_cache=True)
+        source = self._source(before + context)
+        output = model(**self._ids(context), past_key_values=cache, use_cache=True, **source)
         held_bytes = cache_bytes(output.past_key_values)
         token = self._ids(1)
 
         def decode_one() -> None:
             nonlocal output
             cache = output.past_key_values
-            output = self.model(**token, past_key_values=cache, use_cache=True, **source)
+            output = model(**token, past_key_values=cache, use_cache=True, **source)
 
         # The cache grows with every call: a fixed number of calls keeps the context comparable.
         times = repeated(decode_one, self.device, budget_s=0.0, least=self.setting.decoded)
         return Decoding(context_tokens=context, token_s=Spread.of(times), kv_bytes=held_bytes)
+
+    def _without_prompt(self) -> tuple[Any, Any, int]:
+        """The model to decode with, the cache to begin with, and vectors before the source.
+
+        peft's wrapper puts its prompt before every call, also where the cache holds it already; its
+        `generate` does so once.
+        """
+        model: Any = self.model
+        if not isinstance(model, PeftModel) or not model.active_peft_config.is_prompt_learning:
+            return model, None, 0
+        base = model.get_base_model()
+        if model.active_peft_config.peft_type == PeftType.PREFIX_TUNING:
+            return base, model.get_prompt(1), 0
+        # Decoders are refused with the others, and in T5 the encoder reads the prompt.
+        return base, None, self._extra
 
     def why_not(self, context: int) -> str | None:
         """Say why there is no decoding at this length; None where there is."""
