@@ -92,6 +92,18 @@ def test_a_home_of_one_storage_is_refused_by_another(tmp_path: Path) -> None:
     assert copied.fetch_home() >= 0, "a storage that was moved has its name with it"
 
 
+def test_a_home_in_which_nothing_was_trained_may_change_its_storage(tmp_path: Path) -> None:
+    """As after a start that was refused, because other hosts do not see the folder."""
+    (one,) = hosts(tmp_path, "one")
+    one.fetch_home()
+    first = home_id(one.home)
+    elsewhere = Mirror(one.home, open_storage(tmp_path / "elsewhere"))
+    elsewhere.fetch_home()
+    assert home_id(one.home) != first, "two storages are two homes to MLflow"
+    assert (tmp_path / "elsewhere" / "tracking-id").read_text() == home_id(one.home)
+    elsewhere.fetch_home()
+
+
 def test_a_trial_is_removed_where_the_messages_say(tmp_path: Path) -> None:
     one, other, third = hosts(tmp_path, "one", "other", "third")
     spec = make_spec()

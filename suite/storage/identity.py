@@ -75,6 +75,11 @@ def renew(home: Home) -> str:
             f"{home.path}: got a home whose name is that of its storage, expected one of its own; "
             "fetch the storage into an empty --home instead"
         )
+    return renew_unused(home)
+
+
+def renew_unused(home: Home) -> str:
+    """The same for a home under whose name no other home has written anything."""
     with FileLock(home.tracking_lock):
         old = home_id(home)
         # It holds the same runs under the old name, and the leaderboard would show both.

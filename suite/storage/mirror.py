@@ -24,7 +24,14 @@ from suite.record.lm_eval import merge_record
 from suite.record.result import FailureRecord, TrialResult
 from suite.storage.base import Storage
 from suite.storage.fence import Fence
-from suite.storage.identity import SHARED, home_id, identity_path, remember_token, tokens
+from suite.storage.identity import (
+    SHARED,
+    home_id,
+    identity_path,
+    remember_token,
+    renew_unused,
+    tokens,
+)
 from suite.storage.urls import open_storage
 from suite.storage.workspace import Workspace
 
@@ -293,12 +300,16 @@ class Mirror:
         """Take the storage's name, so that all hosts are one home to MLflow and Optuna."""
         path = identity_path(self.home)
         named = storage.read(self.key(path))
-        # Its trials would count as this storage's, and both would write the same runs of MLflow.
         if SHARED in tokens(self.home) and named != home_id(self.home).encode():
-            raise StorageError(
-                f"{self.home.path}: got a home that belongs to another storage than {storage.url} "
-                "(or to this one before it was emptied), expected a new one; give another --home"
-            )
+            # Its trials would count as this storage's, and both would write the same MLflow runs.
+            if any(self.home.trials()):
+                raise StorageError(
+                    f"{self.home.path}: got a home that belongs to another storage than"
+                    f" {storage.url} (or to this one before it was emptied), expected a new one;"
+                    " give another --home"
+                )
+            # A start with the other storage was refused, or nothing has been trained yet.
+            renew_unused(self.home)
         if named is None:
             # Several hosts may do this at once. One creates it, and all read back that one.
             storage.create(self.key(path), home_id(self.home).encode())

@@ -86,8 +86,8 @@ def test_hosts_that_disagree_are_named_with_what_to_do(bed: Bed, cluster: None) 
         and f"5.9.9 on {w1.address}" in bad["versions"]["found"]
     )
     assert all(row["remedy"] for row in bad.values())
-    (gone,) = [row for row in named(rows, "cluster") if row["level"] == "warn"]
-    assert w1.address in gone["found"]
+    # Ray lists the host twice, as gone and as up: it has come back.
+    assert {row["level"] for row in named(rows, "cluster")} == {"ok"}
 
 
 def test_a_host_without_the_clusters_token_is_told_so(bed: Bed, cluster: None) -> None:
