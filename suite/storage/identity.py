@@ -79,7 +79,7 @@ def renew(home: Home) -> str:
 
 
 def renew_unused(home: Home) -> str:
-    """The same for a home under whose name no other home has written anything."""
+    """Give a home that has no trial a name of its own, also where it shares one with a storage."""
     with FileLock(home.tracking_lock):
         old = home_id(home)
         # It holds the same runs under the old name, and the leaderboard would show both.
