@@ -28,8 +28,10 @@ from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.train.by_hand import build_spec
 from suite.train.initial import _prepare
+from suite.train.restore import open_trained
 from suite.train.warm import build_warm
 from tests.commands import Suite, blocks, suite
+from tests.records import make_result, make_spec
 from tests.tiny import tiny_choice
 
 __all__ = ["suite"]
@@ -277,6 +279,8 @@ def test_a_host_with_another_file_of_ones_own_trains_nothing_and_says_which(
     said = f"{socket.gethostname()}: arm {arm.key}: got your files with hash {other}, expected your"
     with pytest.raises(ConfigError, match=f"^{said} files with hash {code} .SUITE_PATH={mine}, "):
         build_warm(spec, Workspace(Home(mine)), device="cpu", meter=PhaseMeter(torch.device("cpu")))
+    with pytest.raises(OtherCodeError, match=f"expected your files with hash {code}"):
+        open_trained(spec, make_result(make_spec()), Home(mine))
     monkeypatch.setenv("SUITE_PATH", "plugins")
     for lacking in (arm, new):
         with pytest.raises(OtherCodeError, match="got the suite's own code, expected your files"):

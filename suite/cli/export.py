@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from suite.export.card import Facts
     from suite.record.cells import Cell, Trial
 
-# Seconds until a silent storage counts as out of reach: somebody waits.
-PATIENCE_S = 5.0
-
 
 def export(
     cell: Annotated[
@@ -107,6 +104,7 @@ def export(
 
 
 def _check_new(out: str) -> None:
+    from suite.storage.base import SHORT_PATIENCE_S
     from suite.storage.urls import is_local, open_storage
 
     if is_local(out):
@@ -114,7 +112,7 @@ def _check_new(out: str) -> None:
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     else:
         # A storage has no folders: any key below the prefix counts as one.
-        taken = bool(open_storage(out, patience_s=PATIENCE_S).keys())
+        taken = bool(open_storage(out, patience_s=SHORT_PATIENCE_S).keys())
     if taken:
         raise ConfigError(f"{out}: exists and is not empty; give a new folder")
 

@@ -11,8 +11,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -41,6 +40,7 @@ from suite.signals import STOPPED
 
 if TYPE_CHECKING:
     from suite.cluster.jobs import Job, JobClient
+    from suite.config.sweep import SweepConfig
 
 EXIT_CODES = {"SUCCEEDED": 0, "STOPPED": STOPPED}
 # With --storage these are caches: what counts lies in the storage. `run_sweep` checks their owner.
@@ -108,34 +108,22 @@ def submit(
     from suite.cluster.access import require_token
     from suite.cluster.jobs import JobClient, Submission, dashboard_url
     from suite.cluster.package import check_size
-    from suite.config.sweep_files import load_sweep
 
     # Links resolved: paths are compared with it to see what lies inside.
     folder = working_dir.resolve()
     if not folder.is_dir():
         raise ConfigError(f"--working-dir {working_dir}: no such folder (looked from {Path.cwd()})")
     found = find_sweep(sweep)
-    relative_tasks = None
-    with ExitStack() as stack:
-        if tasks is not None:
-            relative_tasks = inside(folder, tasks, option="--tasks")
-            stack.enter_context(search_first(tasks))
-        config = load_sweep(found, overrides or ())
+    config, relative_tasks = _loaded(found, folder, tasks, overrides or ())
     # The command becomes part of the job, which the dashboard shows to everybody.
     refuse_password(
         storage,
         option="--storage",
         instead="give it to the cluster's machines: their role, or ~/.aws",
     )
+    optuna = _without_password(optuna)
     # Checked here: on the cluster the same mistake would cost a queue's wait.
     place = cluster_home(home, storage)
-    if optuna is not None and has_password(optuna):
-        put(
-            f"{OPTUNA} holds a password, which a job's command line would show to everybody; "
-            f"only the {OPTUNA} of the head counts",
-            err=True,
-        )
-        optuna = None
     _check_stores(place, tracking_uri, optuna, storage)
     asked = Asked(
         sweep=_sweep_there(found, folder),
@@ -153,6 +141,7 @@ def submit(
         # Added below: here it would be left out if it stands in a variable, which a job has not.
         optuna=None,
     )
+    command = _command(asked, optuna, retry_given_up=retry_given_up)
     url = dashboard_url(_required(address))
     variables = _variables(folder)
     if not insecure:
@@ -160,12 +149,6 @@ def submit(
     cluster = JobClient(url)
     # Ray uploads the whole folder; one with data in it would take for ever.
     size = check_size(folder)
-    # exec: signals that Ray sends to the job must reach the driver, not a shell around it.
-    command = f"exec {asked.command}"
-    if optuna is not None:
-        command += f" {shlex.join(['--optuna', optuna])}"
-    if retry_given_up:
-        command += " --retry-given-up"
     wanted = Submission(
         config.name, storage or str(place), command, folder, variables, config.failures.grace_s
     )
@@ -178,6 +161,41 @@ def submit(
     if detach:
         return _say_how_to_go_on(cluster, job, sweep)
     _follow(cluster, job, sweep, attached=not is_new)
+
+
+def _loaded(
+    found: Path, folder: Path, tasks: Path | None, overrides: Sequence[str]
+) -> tuple[SweepConfig, Path | None]:
+    """The sweep as the cluster will read it, and its folder of tasks as the cluster sees it."""
+    from suite.config.sweep_files import load_sweep
+
+    if tasks is None:
+        return load_sweep(found, overrides), None
+    relative = inside(folder, tasks, option="--tasks")
+    with search_first(tasks):
+        return load_sweep(found, overrides), relative
+
+
+def _without_password(optuna: str | None) -> str | None:
+    """The address of Optuna's store, or None with a word of warning if it holds a password."""
+    if optuna is None or not has_password(optuna):
+        return optuna
+    put(
+        f"{OPTUNA} holds a password, which a job's command line would show to everybody; "
+        f"only the {OPTUNA} of the head counts",
+        err=True,
+    )
+    return None
+
+
+def _command(asked: Asked, optuna: str | None, *, retry_given_up: bool) -> str:
+    # exec: signals that Ray sends to the job must reach the driver, not a shell around it.
+    command = f"exec {asked.command}"
+    if optuna is not None:
+        command += f" {shlex.join(['--optuna', optuna])}"
+    if retry_given_up:
+        command += " --retry-given-up"
+    return command
 
 
 def cluster_home(home: Path | None, storage: str | None) -> Path:

@@ -22,9 +22,6 @@ from suite.errors import ConfigError, StorageError, TrackingError
 if TYPE_CHECKING:
     from suite.record.folder import Home
 
-PATIENCE_S = 5.0
-"""How long a storage may stay silent, in seconds: short, because a person waits."""
-
 
 def sync(
     home: HomeOption = DEFAULT_HOME,
@@ -119,10 +116,11 @@ def _mirror(home: Home, url: str, sweep: str | None) -> None:
 
 
 def _fetch(home: Home, url: str, *, weights: bool) -> None:
+    from suite.storage.base import SHORT_PATIENCE_S
     from suite.storage.mirror import Mirror
     from suite.storage.urls import open_storage
 
-    storage = open_storage(url, patience_s=PATIENCE_S)
+    storage = open_storage(url, patience_s=SHORT_PATIENCE_S)
     # A wrong prefix is an empty storage to S3, and no error.
     if not storage.keys("sweeps") and not storage.keys("trials"):
         raise StorageError(

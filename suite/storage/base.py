@@ -20,6 +20,8 @@ from suite.errors import StorageError
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
+# Of a command that a person waits for.
+SHORT_PATIENCE_S = 5.0
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 

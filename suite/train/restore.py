@@ -29,6 +29,7 @@ from suite.errors import EVERYWHERE, CheckpointError, ConfigError
 from suite.files import sha256
 from suite.petl.arm import load_trained_state
 from suite.petl.base import Method
+from suite.petl.own_code import check_own_code
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import TrialResult
 from suite.record.spec import Phase, TrialSpec
@@ -76,6 +77,7 @@ def restore(folder: TrialFolder, home: Home, *, start_of: str | None = None) -> 
         BackboneError: The backbone cannot be found or read.
         CheckpointError: Its weights, or the frozen ones beside them, are not those that the trial
             had.
+        OtherCodeError: This host has other files of the user's than the arm was made from.
     """
     quieten_deepspeed()
     spec, result, tensors = _ended(folder)
@@ -130,7 +132,9 @@ def open_trained(
 
     Raises:
         CheckpointError: The tokenizer is not there, or is another one now.
+        OtherCodeError: This host has other files of the user's than the arm was made from.
     """
+    check_own_code(spec.arm)
     choice = spec.arm.backbone
     wanted = result.provenance.get("tokenizer_sha256")
     bpe = parse_bpe(choice.tokenizer)
