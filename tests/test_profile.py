@@ -465,6 +465,9 @@ def test_a_gpu_that_fails_in_use_ends_the_ranks_and_one_that_is_full_does_not(
     )
     with pytest.raises(RuntimeError, match="illegal memory access"):
         worker.measured_serving(arm, Setting(**SHORT), gpu)
+    monkeypatch.setattr(Unserved, "error", KeyError("of a method of one's own"))
+    missing = worker.measured_serving(arm, Setting(**SHORT), CPU)["missing"]
+    assert "failed: KeyError" in missing["inference[1]"]
     monkeypatch.setattr(Unserved, "error", torch.OutOfMemoryError("CUDA out of memory"))
     assert "oom" in worker.measured_serving(arm, Setting(**SHORT), gpu)["missing"]["inference[1]"]
 

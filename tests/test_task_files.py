@@ -229,7 +229,11 @@ def test_workers_with_another_working_folder_find_the_same_folders(
         monkeypatch.setenv(name, f"mine:{here}/yours::../ours:/elsewhere")
     monkeypatch.delenv(JOB_VARIABLE, raising=False)
     ours = str(tmp_path.parent / "ours")
+    monkeypatch.setenv("HF_HOME", "weights")
+    monkeypatch.setenv("HF_HUB_CACHE", "~/hub")
     found = worker_environment(1)
+    assert found["HF_HOME"] == f"{here}/weights"
+    assert found["HF_HUB_CACHE"] == "~/hub", "each machine knows its own"
     for name in ("SUITE_PATH", "SUITE_TASKS", "PYTHONPATH"):
         assert found[name] == f"{here}/mine:{here}/yours::{ours}:/elsewhere"
     # Ray unpacks the working folder of a job on every node, each where it has room.

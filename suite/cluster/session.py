@@ -34,14 +34,18 @@ T = TypeVar("T")
 ANSWER_S = 60.0
 OBJECT_STORE_BYTES = 128 * 2**20  # only specifications and epoch records pass through it
 ERROR_CHARS = 300
-PASSED_ON = (
+FOLDERS = (
     "SUITE_PATH",
     "SUITE_TASKS",
-    "SUITE_TRUST_REMOTE_CODE",
     "PYTHONPATH",
     "HF_HOME",
     "HF_HUB_CACHE",
     "HF_DATASETS_CACHE",
+)
+"""Variables that name folders; they are passed on too."""
+PASSED_ON = (
+    *FOLDERS,
+    "SUITE_TRUST_REMOTE_CODE",
     "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
     "TRANSFORMERS_OFFLINE",
@@ -58,8 +62,6 @@ PASSED_ON = (
 
 Never tokens: they stay in each machine's own files.
 """
-FOLDERS = ("SUITE_PATH", "SUITE_TASKS", "PYTHONPATH")
-"""Those of them that list folders."""
 RAY_ENVIRONMENT = {
     # Ray shall not hide the GPUs from processes that ask for none, as a trial's own does.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -187,8 +189,8 @@ def _as_workers_find(folders: str) -> str:
     is_copied = _has_working_folder_of_job()
     found = []
     for folder in folders.split(os.pathsep):
-        # An empty one is no folder of the user's.
-        if folder:
+        # An empty one is no folder of the user's; ~ and $ are for the library that reads them.
+        if folder and not folder.startswith(("~", "$")):
             path = Path(os.path.abspath(folder))
             if is_copied and path.is_relative_to(here):
                 path = path.relative_to(here)

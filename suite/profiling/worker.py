@@ -154,8 +154,8 @@ def measured_serving(arm: ArmChoice, setting: Setting, device: torch.device) -> 
     What does not fit stands in `missing` with the reason.
 
     Raises:
-        RuntimeError: On a GPU, anything but a lack of memory: CUDA may not work in this process
-            any more, and the next arm would fail for it.
+        Exception: On a GPU, anything but a lack of memory: CUDA may not work in this process any
+            more, and the next arm would fail for it.
     """
     serving = Serving(arm, setting, device)
     inference = []
@@ -165,21 +165,21 @@ def measured_serving(arm: ArmChoice, setting: Setting, device: torch.device) -> 
         try:
             # A batch that is too large leaves the smaller ones their numbers.
             inference.append(serving.inference(batch).model_dump())
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:  # noqa: BLE001 - said in `missing`; the other numbers stay
             missing[f"inference[{batch}]"] = _why_missing(error, device)
     for context in setting.contexts:
         reason = serving.why_not(context)
         if reason is None:
             try:
                 decoding.append(serving.decoding(context).model_dump())
-            except (RuntimeError, MemoryError) as error:
+            except Exception as error:  # noqa: BLE001 - as above
                 reason = _why_missing(error, device)
         if reason is not None:
             missing[f"decoding[{context}]"] = reason
     return {"inference": inference, "decoding": decoding, "missing": missing}
 
 
-def _why_missing(error: RuntimeError | MemoryError, device: torch.device) -> str:
+def _why_missing(error: Exception, device: torch.device) -> str:
     status = error_status(error)
     if device.type == "cuda" and status != "oom":
         raise error
