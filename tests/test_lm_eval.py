@@ -14,7 +14,7 @@ from suite.backbones.loading import Head, build, load_tokenizer, resolve
 from suite.cli.lm_eval import result_rows
 from suite.config.arm import Arm
 from suite.config.lm_eval import LmEvalConfig, Request, parse_requests
-from suite.config.sweep import AttentionChoice
+from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.errors import ConfigError, DataError, IncompatibleError
 from suite.evaluation.harness import Opened, check_room, evaluate, settings_of, wrap_for_lm_eval
 from suite.evaluation.library import Library
@@ -36,6 +36,7 @@ from suite.record.lm_eval import (
 )
 from suite.record.lm_eval import read_record as read
 from tests.lm_tasks import by_name, keep_caches, write_lm_tasks
+from tests.test_loading import save
 from tests.tiny import served, tiny_choice
 from tests.toy import disturb, make_arm, resolved_tiny
 
@@ -208,7 +209,35 @@ def test_casting_leaves_rotary_frequencies_in_full_precision() -> None:
     )
 
 
+@pytest.mark.parametrize("method", ["peft:vera", "peft:adamss"])
+def test_what_peft_keeps_beside_its_parameters_is_cast_too(method: str) -> None:
+    toy = make_arm(method, "llama", "text")
+    lm = wrap_for_lm_eval(
+        Opened(toy.model.eval(), load_tokenizer(toy.resolved)),
+        dtype="bf16",
+        max_length=64,
+        batch_size=1,
+        device="cpu",
+    )
+    asked = requests_for(PAIRS[:1], "loglikelihood")
+    assert lm.loglikelihood(asked, disable_tqdm=True)[0][0] < 0
+
+
 # What was measured is kept, and not measured again
+
+
+def test_a_backbone_in_a_folder_is_known_by_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    choice = BackboneChoice(name="./model", tokenizer="bytes")
+    folders = set()
+    for number, dtype in enumerate([torch.float32, torch.bfloat16]):
+        place = tmp_path / str(number)
+        save("llama", place / "model", dtype=dtype)
+        monkeypatch.chdir(place)
+        folders.add(untrained(Arm(backbone=choice, method="full"), home).folder)
+    assert len(folders) == 2
 
 
 def counting(subject: Subject, calls: list[Path]) -> Subject:

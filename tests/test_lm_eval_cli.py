@@ -229,6 +229,8 @@ def test_what_a_cell_started_from_stands_beside_the_papers_number(
         (("--backbone", "gpt2", "--device", "cuda:99"), "--device cuda:99: "),
         (("letters:full", "--attention", "pretrained"), "--attention changes a --backbone alone"),
         (("--sweep", "letters", "--set", "attention.options.kv_heads=1"), "--set changes a"),
+        (("--sweep", "letters", "--backbone", "gpt2"), "leave one of the two out"),
+        (("--sweep", "letters", "."), "leave one of the two out"),
         (("--backbone", "gpt2", "--before"), "--backbone is untrained already"),
         ((".", "--before"), "exported model does not know what its run started from"),
         (("--sweep", "letters", "--batch-size", "many"), "batch_size"),

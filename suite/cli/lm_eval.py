@@ -137,6 +137,11 @@ def lm_eval(
         got = " and ".join(given) or "no model"
         raise ConfigError(f"got {got}, expected one of CELL, DIR, --sweep NAME and --backbone B")
     exported = what is not None and Path(what).is_dir()
+    if sweep is not None and (backbone is not None or exported):
+        raise ConfigError(
+            f"--sweep {sweep}: means confirmed runs of that sweep, and --backbone or DIR do not;"
+            " leave one of the two out"
+        )
     _refuse_idle(_typed(context), untrained=backbone is not None, exported=exported)
     config = _config(
         tasks=tasks.split(","),

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from suite.backbones.weights import cast_weights
 from suite.config.lm_eval import LmEvalConfig, Request
 from suite.config.precision import gpu_precision
 from suite.errors import ConfigError, DataError
@@ -113,10 +114,7 @@ def wrap_for_lm_eval(
     from lm_eval.models.huggingface import HFLM
 
     model: Any = opened.model.to(device).eval()
-    # Buffers keep their precision, as in Hugging Face's own loading: rotary frequencies lose too
-    # much in bf16.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(DTYPES[dtype])
+    cast_weights(model, DTYPES[dtype])
     tokenizer: Any = opened.tokenizer
     end = tokenizer.eos_token_id
     adds_end = end is not None and tokenizer("a")["input_ids"][-1] == end

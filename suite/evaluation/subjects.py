@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from suite.attention import variants
-from suite.backbones.loading import Head, ResolvedBackbone, load_tokenizer
+from suite.backbones.loading import Head, ResolvedBackbone, identity, load_tokenizer
 from suite.config.arm import Arm
 from suite.config.hashing import short_hash
 from suite.data.make_objective import objective_of
@@ -19,6 +19,7 @@ from suite.errors import IncompatibleError
 from suite.evaluation.harness import Opened
 from suite.petl import get_method
 from suite.petl.arm import build_arm
+from suite.petl.own_code import own_code
 from suite.plan.plan import Plan, objectives
 from suite.record.cells import Cell, Trial
 from suite.record.folder import Home
@@ -113,6 +114,13 @@ def untrained(
     # The folder's name follows from all that decides the model, so arms that differ in their
     # method alone share a result.
     parts = arm.model_dump(mode="json", include={"backbone", "attention", "pretrain"})
+    # A path says little: other weights may lie there tomorrow, or below another working folder.
+    # A hub's commit is left out: not every host of a sweep knows it before it downloads.
+    marks = {
+        "weights": identity(resolved).get("sha256"),
+        "code": own_code(arm.backbone, arm.attention, "full", where=arm.key),
+    }
+    parts |= {name: mark for name, mark in marks.items() if mark is not None}
     folder = home.path / "lm-eval" / short_hash(parts | {"seed": seed})
     names = arm.names | {
         "method": UNTRAINED,
