@@ -31,7 +31,7 @@ from suite.progress import Board
 from suite.record.folder import Home
 from suite.record.result import FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
-from suite.train.by_hand import build_spec
+from suite.train.by_hand import build_spec, train_by_hand
 from tests.cluster.processes import wait_until
 from tests.commands import Suite, shell, suite
 from tests.records import make_home
@@ -104,6 +104,13 @@ def test_a_faulty_trial_is_refused_before_it_starts(
 ) -> None:
     with pytest.raises(error, match=said):
         build_spec("minilm", "lora", "acceptability", overrides=overrides, ranks=ranks)
+
+
+def test_data_that_fill_no_batch_are_a_mistake_and_no_result(tmp_path: Path) -> None:
+    spec = build_spec("minilm", "lora", "acceptability", overrides=["limit.train=2"])
+    with pytest.raises(IncompatibleError, match=r"^task acceptability: .* only 2 training"):
+        train_by_hand(spec, Home(tmp_path))
+    assert not list(Home(tmp_path).trials())
 
 
 @pytest.mark.slow

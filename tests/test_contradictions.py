@@ -13,6 +13,7 @@ from suite.errors import ConfigError, TrackingError
 from suite.leaderboard.collect import sweep_rows
 from suite.plan.definition import store_definition
 from suite.plan.plan import make_plan
+from suite.plan.preflight import check_records
 from suite.plan.status import status
 from suite.record.folder import Home
 from suite.record.result import damage
@@ -120,6 +121,25 @@ def test_a_run_stops_at_a_damaged_record_before_any_worker(
         ConfigError, match=rf"(?s)trials/{spec.hash}/result.json .*nothing was run; copy"
     ):
         run_sweep(config.model_copy(), home=home, data_root=toy_roots)
+
+
+@pytest.mark.parametrize("left", ["", None])
+def test_a_finished_trial_that_does_not_say_what_it_was_is_named_and_not_planned_again(
+    home: Home, suite: Suite, left: str | None
+) -> None:
+    path = confirm_run(home).parent / "spec.json"
+    if left is None:
+        path.unlink()
+    else:
+        path.write_text(left)
+    said = f"trials/{path.parent.name}/spec.json is missing or cut short"
+    with pytest.raises(ConfigError, match=rf"(?s)^{said}.*nothing was run; copy the file back"):
+        check_records({}, home)
+    _, _, err = suite("status", "--home", home.path)
+    assert said in " ".join(err.split()) and "no count below holds" in err
+    # Where it is just being handed out, nothing is lost.
+    (path.parent / "result.json").unlink()
+    check_records({}, home)
 
 
 def test_a_damaged_record_never_reaches_a_storage(home: Home, tmp_path: Path) -> None:

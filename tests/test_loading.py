@@ -12,6 +12,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertModel, PreTrainedTokenizerFast
@@ -425,7 +426,7 @@ def with_another_shape(folder: Path) -> None:
         (with_deep_config, "config.json cannot be read: its brackets are nested too deep"),
         (with_deep_index, "index.json cannot be read: .*nested too deep"),
         (with_odd_config(dtype="float99"), "config.json is not valid: .*float99"),
-        (with_odd_config(hidden_act="none"), "cannot be built from .*none"),
+        (with_odd_config(hidden_act="none"), r"cannot be built from .*KeyError\('none'\)"),
         (with_pickled_weights, "holds no model.safetensors.*pickled weights are not read"),
         (with_damaged_weights, "cannot be built from .*incomplete metadata"),
         (
@@ -443,6 +444,13 @@ def test_a_folder_that_cannot_be_used_is_refused(spoil: Any, message: str, tmp_p
     spoil(tmp_path)
     with pytest.raises(BackboneError, match=message):
         build(resolve(choice(tmp_path)), Head("classification", 2))
+
+
+def test_a_name_that_no_file_may_have_is_an_unknown_one() -> None:
+    with pytest.raises(UnknownNameError, match="unknown backbone"):
+        resolve(choice("b" * 300))
+    with pytest.raises(ValidationError, match="at least 1 character"):
+        choice("")
 
 
 @pytest.mark.parametrize("meta", [True, False])

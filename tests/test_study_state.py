@@ -240,7 +240,7 @@ def test_a_batch_size_is_searched_and_confirmed(home: Home) -> None:
     assert state.best_batch_size == 16
 
 
-@pytest.mark.parametrize("sizes", [[], [8], [8, 8], [8, "16"], [8, 0]])
+@pytest.mark.parametrize("sizes", [[], [8], [8, 8], [8, "16"], [8, 0], [True, 8]])
 def test_batch_sizes_that_are_none_to_choose_from_are_refused(sizes: list[Any]) -> None:
     with pytest.raises(ValidationError, match=r"training\.batch_size: got .* expected one number"):
         toy_sweep(training={"epochs": 3, "batch_size": sizes})

@@ -50,6 +50,15 @@ def test_a_home_that_is_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
         check_home(Home(link))
 
 
+@pytest.mark.parametrize("part", ["trials", "sweeps", "pretrained"])
+def test_a_home_whose_trials_are_not_mounted_is_not_an_empty_one(tmp_path: Path, part: str) -> None:
+    home = Home(tmp_path)
+    check_home(home)
+    (tmp_path / part).symlink_to(tmp_path / "not-mounted")
+    with pytest.raises(ResourceError, match=f"{part}: is no folder, or a link that leads nowhere"):
+        check_home(home)
+
+
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A folder that other users may enter, as pytest's own may not be."""

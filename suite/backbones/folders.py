@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def local_folder(name: str, *, where: str) -> Path | None:
     if name.startswith("package:"):
         return _package_folder(name, where=where)
     path = Path(name).expanduser()
-    if path.is_dir():
+    # Path.is_dir raises for a name that is longer than names may be.
+    if os.path.isdir(path):
         return path.resolve()
     # what looks like a path is one, even where nothing is there; anything else may be a hub id
     if path.is_absolute() or name.startswith(("./", "../", "~")):

@@ -192,7 +192,7 @@ def build(
     # transformers divides by sizes of the configuration, and looks up names of it.
     except (OSError, RuntimeError, SafetensorError, *UNFIT) as error:
         raise BackboneError(
-            f"backbone {resolved.choice.name} cannot be built from {resolved.path}: {error}"
+            f"backbone {resolved.choice.name} cannot be built from {resolved.path}: {_said(error)}"
         ) from error
     # after loading, so that transformers sees a model of its own
     set_loss(model, head)
@@ -352,8 +352,15 @@ def _config_of(
         config: PreTrainedConfig = cls.from_dict(dict(raw))
         config.name_or_path = str(folder)  # transformers looks for the checkpoint's code there
     except (StrictDataclassError, RecursionError, *UNFIT) as error:
-        raise BackboneError(f"{where}its config.json is not valid: {error}") from error
+        raise BackboneError(f"{where}its config.json is not valid: {_said(error)}") from error
     return config
+
+
+def _said(error: Exception) -> str:
+    """The words of an error; those of a KeyError are the key alone."""
+    if isinstance(error, KeyError):
+        return repr(error)
+    return str(error)
 
 
 def _changed_config(

@@ -80,7 +80,7 @@ def show_plan(
         check_plan(plan)
     check_definition(plan, place)
     states = read_states(plan, place)
-    check_records(states)
+    check_records(states, place)
     warn_of_other_runs(config.training, states, None if layout is None else layout.device)
     warn_of_untried(plan)
     check_local_data(plan, data_root=data_root)

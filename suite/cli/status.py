@@ -73,7 +73,9 @@ def status(
         return show_jobs(address, sweep=sweep, fmt=fmt)
     from suite.plan.definition import sweeps
     from suite.plan.status import status as reports
+    from suite.record.cells import lost_specs
     from suite.record.folder import Home
+    from suite.record.result import MEND_SPEC
 
     place = Home(home)
     names = sweeps(place)
@@ -84,6 +86,9 @@ def status(
         raise ConfigError(
             f"--home {home}: holds no sweep; expected a folder that `suite run` wrote to"
         )
+    lost = lost_specs(place)
+    if lost:
+        put("\n".join(["warning: trials that no count below holds:", *lost, MEND_SPEC]), err=True)
     # A table per sweep for a person, one list of rows for a program.
     if fmt.for_people:
         for name in names:

@@ -46,15 +46,19 @@ class BackboneChoice(Strict):
     """
 
     name: str = Field(
+        min_length=1,
         description="a known name (suite list backbones), a hub id, a folder, or "
-        "package:NAME/FOLDER"
+        "package:NAME/FOLDER",
     )
-    revision: str = Field("main", description="commit or branch on the hub; recorded as resolved")
+    revision: str = Field(
+        "main", min_length=1, description="commit or branch on the hub; recorded as resolved"
+    )
     config: dict[str, Any] | None = Field(
         None, description="start from random weights: changes to the named preset's configuration"
     )
     tokenizer: str | None = Field(
         None,
+        min_length=1,
         description="another tokenizer: a hub id, a folder, package:NAME/FOLDER, bytes, or "
         "bpe:SIZE:TASK, trained on a task's text",
     )
@@ -428,7 +432,7 @@ class SweepConfig(Strict):
         sizes = given["training"].get("batch_size")
         if not isinstance(sizes, list):
             return given
-        whole = all(isinstance(size, int) and size > 0 for size in sizes)
+        whole = all(type(size) is int and size > 0 for size in sizes)
         if not whole or len(sizes) < 2 or len(set(sizes)) < len(sizes):
             raise ValueError(
                 f"training.batch_size: got {sizes}, expected one number, or a list of at least two "

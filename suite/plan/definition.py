@@ -131,7 +131,7 @@ def known_plan(home: Home, sweep: str) -> Plan | None:
 def sweeps(home: Home) -> list[str]:
     """Names of all sweeps in a home."""
     # The files beside a definition end in .cells, .lock and .driver, so this finds none of them.
-    return sorted(path.stem for path in home.sweep_definition("x").parent.glob("*.json"))
+    return sorted(path.stem for path in home.part("sweeps").glob("*.json"))
 
 
 def check_definition(plan: Plan, home: Home) -> None:

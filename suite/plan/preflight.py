@@ -18,9 +18,10 @@ from suite.errors import ConfigError, ResourceError, no_room_for_states
 from suite.plan.cell_state import CellState
 from suite.plan.plan import Plan, objectives, pretrain_objective
 from suite.plan.resources import Node
-from suite.record.folder import Home
+from suite.record.cells import lost_specs
+from suite.record.folder import PARTS, Home
 from suite.record.provenance import COMPARED_VERSIONS, versions
-from suite.record.result import MEND
+from suite.record.result import MEND, MEND_SPEC
 
 if TYPE_CHECKING:
     from suite.backbones.loading import ResolvedBackbone
@@ -35,9 +36,11 @@ def check_home(home: Home) -> None:
     """Check that a home can be written to, without writing; it need not exist yet.
 
     Raises:
-        ResourceError: Another user may have prepared it, it cannot be written to, it is a link to
-            nothing, or its disk is full.
+        ResourceError: Another user may have prepared it, it cannot be written to, it or a folder
+            in it is no folder or a link to nothing, or its disk is full.
     """
+    for part in PARTS:
+        home.part(part)
     there = home.path
     while not there.exists():
         if there.is_symlink():
@@ -75,12 +78,17 @@ def _check_owner(path: Path) -> None:
         )
 
 
-def check_records(states: Mapping[str, CellState]) -> None:
+def check_records(states: Mapping[str, CellState], home: Home) -> None:
     """Refuse to go on from damaged records, on which what is proposed next would rest.
 
     Raises:
-        ConfigError: A record is damaged; the message names all that are.
+        ConfigError: A record is damaged, or a finished trial does not say any more what it was; the
+            message names all that are.
     """
+    known = {trial.folder.hash for state in states.values() for trial in state.trials}
+    lost = lost_specs(home, known=known)
+    if lost:
+        raise ConfigError("\n".join([*lost, f"nothing was run; {MEND_SPEC}"]))
     found: dict[str, None] = {}  # cells share their pretrain runs
     for state in states.values():
         results = [trial.result for trial in (*state.search.values(), *state.confirm.values())]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from suite.config.arm import Arm
-from suite.record.folder import Home, TrialFolder
+from suite.record.folder import SPEC, Home, TrialFolder
 from suite.record.looks import Looks
 from suite.record.result import Status, TrialResult
 from suite.record.spec import Phase, TrialSpec, cell_key
@@ -116,6 +116,25 @@ def read_cells(home: Home, sweep: str) -> dict[str, Cell]:
         if spec is not None and spec.sweep == sweep:
             trials.append(Trial(folder, spec, folder.result()))
     return group_cells(trials)
+
+
+def lost_specs(home: Home, *, known: Container[str] = ()) -> list[str]:
+    """Say which trials of a home have ended and do not say any more what they were.
+
+    Nobody can tell whose they are: a folder's name is a hash.
+
+    Args:
+        known: Hashes of trials that need no look.
+    """
+    found = []
+    for folder in home.trials():
+        if folder.hash in known or folder.spec() is not None:
+            continue
+        # A folder without a result is just being handed out, or was when its driver died.
+        if folder.result() is not None:
+            place = f"{folder.path.parent.name}/{folder.hash}/{SPEC}"
+            found.append(f"{place} is missing or cut short, beside a result")
+    return found
 
 
 def group_cells(trials: Iterable[Trial]) -> dict[str, Cell]:

@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from suite.config.names import why_not
-from suite.errors import ConfigError
+from suite.errors import ConfigError, ResourceError
 from suite.files import read_json, sqlite_uri, write_atomic, write_json
 from suite.record.result import (
     DAMAGED,
@@ -55,6 +55,8 @@ RESULT = "result.json"
 CURVE = "epochs.jsonl"
 CHECKPOINT = "checkpoint"
 PRETRAINED = "pretrained"
+PARTS = ("trials", "sweeps", PRETRAINED)
+"""Folders of a home that hold what cannot be made again without training."""
 DATABASE = "mlflow.db"
 
 
@@ -261,6 +263,20 @@ class Home:
         """The file that a process locks while it writes the home's runs or its name in a store."""
         return self.path / "tracking.lock"
 
+    def part(self, name: str) -> Path:
+        """One of the folders in `PARTS`, which may not be there yet.
+
+        Raises:
+            ResourceError: Something else is there. It would count as an empty folder.
+        """
+        path = self.path / name
+        if not path.is_dir() and os.path.lexists(path):
+            raise ResourceError(
+                f"{path}: is no folder, or a link that leads nowhere; mount it or mend the link, or"
+                " choose another --home"
+            )
+        return path
+
     def trial(self, spec_or_hash: TrialSpec | str) -> TrialFolder:
         # A hash alone does not tell the phase; callers that have one mean a trial of a sweep.
         if isinstance(spec_or_hash, str):
@@ -275,9 +291,9 @@ class Home:
 
     def trials(self) -> Iterator[TrialFolder]:
         """Every trial folder, sorted by hash."""
-        root = self.path / "trials"
+        root = self.part("trials")
         # A home without trials has no such folder.
-        if not root.is_dir():
+        if not root.exists():
             return
         # Sorted, because the file system has an order of its own.
         for path in sorted(root.iterdir()):

@@ -32,6 +32,10 @@ MEND = (
     "copy the file back from where it is whole (a backup, or suite sync --storage after it was "
     f"removed here), or remove it ({EVERYWHERE}), and the trial runs again"
 )
+MEND_SPEC = (
+    "copy the file back from where it is whole (a backup, or suite sync --storage after its folder "
+    f"was removed here), or remove the folder ({EVERYWHERE}), and the trial runs again"
+)
 
 
 class Status(StrEnum):

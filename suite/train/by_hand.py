@@ -11,6 +11,9 @@ from suite.backbones.loading import load_tokenizer
 from suite.config.loader import validate
 from suite.config.task import load_task
 from suite.data.make_objective import objective_of
+from suite.data.prepare import prepare
+from suite.data.splits import check_batch_fits
+from suite.data.trained_tokenizer import open_backbone
 from suite.errors import UnknownNameError
 from suite.petl import get_method
 from suite.petl.arm import check_arm, check_recomputed
@@ -36,13 +39,27 @@ def train_by_hand(
         home: Where its folder is.
         data_root: Local data root that replaces the hub.
         again: Whether an earlier run of exactly this trial is forgotten.
+
+    Raises:
+        DataError: Its data cannot be read.
+        IncompatibleError: There are too few rows for one batch.
     """
     from suite.train.launch import train_trial
 
     folder = home.trial(spec)
+    if again or folder.result() is None:
+        _check_data(spec, home, data_root)
     if again and folder.path.exists():
         shutil.rmtree(folder.path)
     return train_trial(spec, Workspace(home, data_root))
+
+
+def _check_data(spec: TrialSpec, home: Home, data_root: Path | None) -> None:
+    """Prepare the data before the trial begins: what is wrong with them is no result of it."""
+    resolved = open_backbone(spec.arm.backbone, data_root=data_root, cache=home.cache)
+    objective = objective_of(spec, kind=resolved.family.kind, tokenizer=load_tokenizer(resolved))
+    data = prepare(spec.task, objective, limit=spec.limit, data_root=data_root, cache=home.cache)
+    check_batch_fits(data.sizes["train"], spec.training.batch_size, where=f"task {spec.task.name}")
 
 
 def build_spec(

@@ -137,7 +137,7 @@ def run_sweep(
         listener = Listeners(listeners, muted=lambda: bool(lease.loss()))
         # Without a definition too: it may be lost, or left out of a copy, and its trials be there.
         states = read_states(plan, home)
-        check_records(states)
+        check_records(states, home)
         if known is not None and _is_over(plan, states, home, data_root=data_root):
             store_definition(plan, home)
             mirror.push_definition(config.name)
