@@ -107,16 +107,28 @@ def keep(path: Path, data: bytes, *, most: int) -> None:
             old.unlink(missing_ok=True)
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, distinct: bool = False) -> Any:
     """Parse JSON that somebody else may have written or cut.
+
+    Args:
+        distinct: Whether an object that has a key twice is refused; else its last value counts.
 
     Raises:
         ValueError: It is no JSON, no UTF-8, or is nested too deep.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_distinct if distinct else None)
     except RecursionError:
         raise ValueError("its brackets are nested too deep") from None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} is there {names.count(twice)} times")
+    return found
 
 
 def read_json(path: Path) -> Any:

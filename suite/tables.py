@@ -276,11 +276,10 @@ def _csv(path: Path, text: str, delimiter: str) -> Table:
         raise DataError(f"{path}: is empty; expected a first line with the names of the columns")
     names = heading[1]
     for name in names:
-        # nothing says which of the two is meant
         if names.count(name) > 1:
             raise DataError(
-                f"{path}:{heading[0]}: column {name!r} is there {names.count(name)} times; rename "
-                "or remove all but one (the first line must name the columns)"
+                f"{path}:{heading[0]}: {_several(names, name)} (the first line must name the"
+                " columns)"
             )
     # as text: the library would make numbers of 007, and nothing of `n/a`
     types = dict.fromkeys(names, pa.string())
@@ -333,7 +332,7 @@ def _json(path: Path, text: str) -> Table:
 
 def _loads(text: str, *, where: str) -> Any:
     try:
-        found = parse_json(text)
+        found = parse_json(text, distinct=True)
     except ValueError as error:
         why = str(error)
         if isinstance(error, json.JSONDecodeError):
@@ -387,6 +386,10 @@ def _parquet(path: Path, content: bytes) -> Table:
     import pyarrow.parquet as pq
 
     try:
+        names = pq.read_schema(pa.BufferReader(content)).names
+        for name in names:
+            if names.count(name) > 1:
+                raise DataError(f"{path}: {_several(names, name)}")
         table = pq.read_table(pa.BufferReader(content))
     except (pa.ArrowException, OSError) as error:
         raise DataError(
@@ -394,6 +397,11 @@ def _parquet(path: Path, content: bytes) -> Table:
         ) from error
     columns = dict(zip(table.column_names, table.columns, strict=True))
     return Table(path, columns, table.num_rows)
+
+
+def _several(names: list[str], name: str) -> str:
+    # nothing says which of them is meant
+    return f"column {name!r} is there {names.count(name)} times; rename or remove all but one"
 
 
 def _short(text: str) -> str:

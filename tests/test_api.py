@@ -82,6 +82,11 @@ def test_changes_are_the_values_that_python_gives(tmp_path: Path) -> None:
         assert package.Sweep.from_yaml(path, {"description": text}).config.description == text
     with pytest.raises(ConfigError, match=r"change 'name\.x': name is not a group of keys"):
         package.Sweep.from_yaml(path, {"name.x": 1})
+    with pytest.raises(ConfigError, match=r"changes: got .*, expected a mapping"):
+        package.Sweep.from_yaml(path, ["training.epochs=2"])  # type: ignore[arg-type]
+    for wrong in ({5: 2}, {"training": {1: 2, "epochs": 2}}):
+        with pytest.raises(ConfigError, match=r"got the key [15], expected the name of a setting"):
+            package.Sweep.from_yaml(path, wrong)  # type: ignore[arg-type]
 
 
 def test_results_are_those_of_the_commands(finished: Home, suite: Suite, tmp_path: Path) -> None:

@@ -159,6 +159,7 @@ def test_a_bad_row_is_named_by_its_line(content: str, said: str, write: Write) -
     ("lines", "said"),
     [
         (['{"text": "a", "label": "x"}', '{"text": "b"'], r"rows\.jsonl:2: not JSON: .*one object"),
+        (['{"text": "a", "text": "b"}'], r"rows\.jsonl:1: not JSON: the key 'text' is there 2"),
         (['{"text": "a", "label": "x"}', "7"], r"rows\.jsonl:2: got 7, expected an object"),
         (['{"text": "a", "label": "x"}', '{"text": "b"}'], r"rows\.jsonl:2: no label"),
         (["[" * 100_000], r"rows\.jsonl: not JSON: its brackets are nested too deep in '\[\[.*"),

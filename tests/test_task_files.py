@@ -306,6 +306,18 @@ def test_two_files_of_one_name_in_a_folder_are_refused(folder: Path) -> None:
             PLAIN.replace('"named"', '"nmed"'),
             ":10: splits.rule: Input should be 'read', 'named' or 'held-out', got 'nmed'",
         ),
+        (
+            TASK.replace("METRICS", '["accuracy", "accuracy"]'),
+            r"metrics: got .'accuracy', 'accuracy'., expected different ones",
+        ),
+        (
+            PLAIN.replace('["text"]', '["text", "label"]').replace("{text}", "{text}{label}"),
+            "'label' is one of the texts that the model reads",
+        ),
+        (
+            PLAIN.replace('"toy/words"', '"toy/words", "columns": {"txt": "review"}'),
+            "data.columns: unknown column 'txt'; did you mean text",
+        ),
         (OWN, ":9: metrics.0: Input should be .*'accuracy'.*, got 'hits'"),
         (PLAIN.replace('"inputs"', '"code": 1, "inputs"'), "unknown key 'code'"),
         (PLAIN + "score = 3", "score is 3, expected a function"),

@@ -363,10 +363,15 @@ def apply_changes(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str,
     """A copy of `data` with Python values set, by keys such as `key.sub`.
 
     Raises:
-        ConfigError: A key's path goes through something that is no mapping.
+        ConfigError: A key is no text, its path goes through something that is no mapping, or the
+            changes themselves are none.
     """
+    if not isinstance(changes, Mapping):
+        raise ConfigError(
+            f"changes: got {changes!r}, expected a mapping such as {{'training.epochs': 2}}"
+        )
     result: dict[str, Any] = _sorted_copy(data)
-    for key, value in changes.items():
+    for key, value in _with_text_keys(changes).items():
         # a copy, because a later key may lie in this value
         _put(result, key, _sorted_copy(value), where=f"change {key!r}")
     return result
@@ -408,10 +413,17 @@ def with_overrides(lines: Lines, overrides: Iterable[str]) -> Lines:
 def _sorted_copy(value: Any) -> Any:
     """A copy with sorted keys, so that the order in which they are typed shows nowhere."""
     if isinstance(value, Mapping):
-        return {key: _sorted_copy(value[key]) for key in sorted(value)}
+        return {key: _sorted_copy(value[key]) for key in sorted(_with_text_keys(value))}
     # models take lists alone, and Python code may give either
     if isinstance(value, list | tuple):
         return [_sorted_copy(item) for item in value]
+    return value
+
+
+def _with_text_keys(value: Mapping[Any, Any]) -> Mapping[str, Any]:
+    for key in value:
+        if not isinstance(key, str):
+            raise ConfigError(f"got the key {key!r}, expected the name of a setting, as text")
     return value
 
 

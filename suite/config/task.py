@@ -484,6 +484,36 @@ def make_task(data: Mapping[str, Any], *, where: str, lines: Any = None) -> Task
             place = f"{where}:{lines[('kind',)]}"
         raise UnknownNameError("kind of task", str(kind), KINDS, where=f"{place}: kind")
     task = validate(KINDS[kind], data, where=where, lines=lines)
+    _check_names(task, where=where)
     # `KINDS` has no pre-training: no file is of this kind
     assert not isinstance(task, PretrainTask)
     return cast(TaskConfig, task)
+
+
+def _check_names(task: BaseTask, *, where: str) -> None:
+    """Check what a task file says about columns and metrics.
+
+    Not a validator of the class: records of tasks that were read before stay readable.
+
+    Raises:
+        ConfigError: A metric or a column is named twice, the label is among the texts that the
+            model reads, or `data.columns` renames a column that the task does not have.
+    """
+    # The score is the mean over the list, in which one named twice weighs twice.
+    for key in ("metrics", "inputs", "choices"):
+        named = getattr(task, key, [])
+        if len(set(named)) < len(named):
+            raise ConfigError(f"{where}: {key}: got {named}, expected different ones")
+    if isinstance(task, LabelTask) and task.label.column in task.text_columns:
+        raise ConfigError(
+            f"{where}: label.column {task.label.column!r} is one of the texts that the model reads"
+        )
+    # Code that makes the rows gives the raw data names of its own.
+    makes_rows = task.code is not None and task.code.rows
+    if makes_rows or isinstance(task.data, GeneratedData):
+        return
+    for name in task.data.columns:
+        if name not in task.read_columns:
+            raise UnknownNameError(
+                "column", name, task.read_columns, where=f"{where}: data.columns"
+            )
