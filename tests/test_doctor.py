@@ -25,7 +25,7 @@ from suite.cluster.session import cluster
 from suite.doctor.cluster import _size, check_cluster, check_versions, judge_clock
 from suite.doctor.finding import Finding, Level, fail, merge_nodes, ok, run_checks
 from suite.doctor.install import amdsmi, packages, sessions, token_file
-from suite.doctor.machine import energy, gpus, socket_paths
+from suite.doctor.machine import energy, gpus, nearest, socket_paths
 from suite.doctor.mlflow import check_store
 from suite.doctor.optuna import check_optuna
 from suite.doctor.places import home_writable, left_as_found, storage
@@ -283,6 +283,24 @@ def test_a_home_that_two_nodes_try_at_once_goes_and_one_that_is_used_meanwhile_s
         home.mkdir(parents=True)
         (home / "sweep").touch()
     assert (home / "sweep").exists()
+
+
+def test_a_home_below_a_folder_that_this_user_may_not_enter_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    look = os.stat
+
+    def refused(path: Path, **options: bool) -> os.stat_result:
+        # Root may enter any folder.
+        if locked in Path(path).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "stat", refused)
+    with left_as_found(locked / "new" / "home"):
+        assert nearest(locked / "new" / "home") == locked
 
 
 def test_a_storage_that_answers_is_in_order_and_one_that_cannot_be_a_storage_fails(
@@ -555,3 +573,16 @@ def test_a_cluster_that_is_not_there_is_a_failure_and_not_a_traceback(tmp_path: 
     here = f"from pathlib import Path\nfrom suite.doctor.cluster import check_cluster\nhome = Path({str(tmp_path)!r})\n"
     said = in_python(f"{here}print(check_cluster('127.0.0.1:9', home=home))", tmp_path)
     assert "check='cluster'" in said and "Level.FAIL" in said and "127.0.0.1:9" in said
+
+
+def test_a_home_that_takes_no_token_is_a_finding_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    (found,) = check_cluster(None, home=tmp_path / "home")
+    assert (found.check, found.level) == ("cluster", Level.FAIL)
+    assert f"{tmp_path}/file" in found.found and "a HOME and a /tmp" in found.remedy

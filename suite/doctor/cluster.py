@@ -106,6 +106,10 @@ def check_cluster(address: str | None, *, home: Path, url: str | None = None) ->
         return [
             fail("cluster", found=str(error), remedy="ray status on the head shows whether it runs")
         ]
+    # Ray's token lies in the HOME, and a local Ray's folder in /tmp.
+    except OSError as error:
+        remedy = "give this user a HOME and a /tmp that can be written"
+        return [fail("cluster", found=str(error), remedy=remedy)]
 
 
 def _check(home: Path, url: str | None, *, local: bool) -> list[Finding]:

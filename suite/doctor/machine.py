@@ -236,10 +236,11 @@ def _judge(
 
 
 def nearest(path: Path) -> Path:
-    """Return `path`, or the closest folder above it that exists."""
+    """Return `path`, or the closest folder above it that this user can see."""
     path = path.resolve()
-    # This ends, because the root exists.
-    while not path.exists():
+    # This ends, because the root exists. `Path.exists` raises an error below a folder that this
+    # user may not enter.
+    while not os.path.exists(path):
         path = path.parent
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import uuid
 from collections.abc import Iterator
@@ -24,7 +25,8 @@ def left_as_found(folder: Path) -> Iterator[None]:
     The doctor leaves nothing behind, but keeps what a sweep has put there.
     """
     # Innermost first, because a folder can be removed only when it is empty.
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    # `Path.exists` raises an error below a folder that this user may not enter.
+    missing = [place for place in (folder, *folder.parents) if not os.path.exists(place)]
     try:
         yield
     finally:
