@@ -20,6 +20,8 @@ import yaml
 from optuna.trial import TrialState
 
 from suite import api
+from suite.doctor.finding import Level
+from suite.doctor.mlflow import check_store
 from suite.errors import TrackingError
 from suite.files import write_json
 from suite.record.folder import Home
@@ -115,6 +117,25 @@ def test_every_store_holds_each_trial_once_and_shows_the_same_leaderboard(
     assert trial_hashes(uri, name) == once(home)
     sync(home, tracking_uri=home.tracking_uri)
     pd.testing.assert_frame_equal(rows(uri, name), rows(home.tracking_uri, name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("like", ["template1", "empty"])
+def test_the_doctor_finds_a_postgresql_that_this_user_may_not_write(
+    database: Postgres, like: str
+) -> None:
+    """`template1` has no tables, `empty` those of MLflow."""
+    name = f"reader_{like}"
+    uri = database.database(name, like=like)
+    found = check_store(uri)
+    assert found.level is Level.OK and found.found.endswith(", can be written")
+    assert database.run("SELECT to_regclass('suite_doctor_tried')", name) == [(None,)]
+    database.run(f"CREATE ROLE {name} LOGIN PASSWORD '{database.password}'")
+    database.run("REVOKE CREATE ON SCHEMA public FROM PUBLIC", name)
+    database.run(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}", name)
+    found = check_store(uri.replace("//suite:", f"//{name}:"))
+    assert found.level is Level.FAIL and "permission denied" in found.found
+    assert "right to write" in found.remedy and database.password not in found.found
 
 
 def test_two_drivers_write_to_one_store_at_the_same_time(

@@ -7,10 +7,13 @@ from importlib import metadata
 from urllib.parse import urlsplit
 
 import requests
+from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from suite.doctor.finding import Finding, fail, ok, warn
 from suite.doctor.machine import unwritable
+from suite.doctor.places import refused
 from suite.errors import TrackingError
 from suite.storage.databases import check_local, with_deadlines
 from suite.tracking.schema import revision
@@ -24,6 +27,12 @@ from suite.tracking.store import (
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 ANSWER_S = 10.0
+# Rights are asked for before rows are looked for, so a statement without rows tells them.
+WRITES_ROWS = (
+    "INSERT INTO runs SELECT * FROM runs WHERE 1 = 0",
+    "UPDATE runs SET name = name WHERE 1 = 0",
+)
+MAKES_TABLES = "CREATE TABLE suite_doctor_tried (a INTEGER)"
 
 
 def check_store(tracking_uri: str) -> Finding:
@@ -73,9 +82,32 @@ def _database(uri: str) -> Finding:
             remedy="start the database; check its host, user and password",
         )
     if found is None:
-        return ok("mlflow", found=f"{shown}: empty, the first run makes its tables")
+        if uri.startswith("postgresql"):
+            return _tried(uri, f"{shown}: empty", MAKES_TABLES)
+        # Of an sqlite file it is known. MySQL keeps a table whatever is rolled back.
+        untried = " (whether this user may was not tried)"
+        if sqlite_path(uri) is not None:
+            untried = ""
+        return ok("mlflow", found=f"{shown}: empty, the first run makes its tables{untried}")
     open_store(uri, create=False)
-    return ok("mlflow", found=f"{shown}: it has the tables of this MLflow")
+    text = f"{shown}: it has the tables of this MLflow"
+    # The right to write an sqlite file is all it takes, and a writer may hold its only lock.
+    if sqlite_path(uri) is not None:
+        return ok("mlflow", found=text)
+    return _tried(uri, text, *WRITES_ROWS)
+
+
+def _tried(uri: str, text: str, *statements: str) -> Finding:
+    """Whether this user may write to a database on a server; nothing stays there."""
+    with create_engine(with_deadlines(uri), poolclass=NullPool).connect() as connection:
+        why = refused(connection, *statements)
+    if why is not None:
+        return fail(
+            "mlflow",
+            found=f"{text}, cannot be written: {without_password(why)}",
+            remedy="give its user the right to write there",
+        )
+    return ok("mlflow", found=f"{text}, can be written")
 
 
 def _server(uri: str) -> Finding:

@@ -12,11 +12,11 @@ from pathlib import Path
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import Connection, create_engine, inspect
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from suite.doctor.finding import Finding, fail, ok
 from suite.doctor.machine import unwritable
+from suite.doctor.places import refused
 from suite.errors import TrackingError
 from suite.plan.optuna_trials import quiet
 from suite.redact import redact
@@ -98,7 +98,7 @@ def _judged(connection: Connection, tables: Collection[str], text: str) -> Findi
             remedy="they were cut off while they were made, or somebody removed some: "
             "give an empty database",
         )
-    why = _refused(connection)
+    why = refused(connection, f"INSERT INTO studies (study_name) VALUES ('{TRIED}')")  # noqa: S608 - a constant
     if why is not None:
         return fail(
             "optuna",
@@ -117,16 +117,3 @@ def _no_tables(connection: Connection, tables: Collection[str], text: str) -> Fi
     if connection.dialect.name == "sqlite":
         untried = ""
     return ok("optuna", found=f"{text}, {has}: the first run makes its tables{untried}")
-
-
-def _refused(connection: Connection) -> str | None:
-    """Why a study cannot be written, tried in a transaction that is rolled back."""
-    try:
-        # Looking at the tables began a transaction, perhaps a read-only one.
-        connection.rollback()
-        connection.exec_driver_sql(f"INSERT INTO studies (study_name) VALUES ('{TRIED}')")  # noqa: S608 - a constant
-    except SQLAlchemyError as error:
-        return str(error).strip().splitlines()[0][:300]
-    finally:
-        connection.rollback()
-    return None

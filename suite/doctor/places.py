@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
 from suite.doctor.finding import Finding, fail, ok, warn
 from suite.doctor.machine import nearest
 from suite.files import write_atomic
@@ -86,3 +89,23 @@ def storage(url: str) -> Finding:
     took_s = time.perf_counter() - began
     text = f"{url}: written, read, and a key created only once, in {took_s:.2f} s"
     return ok("storage", found=text)
+
+
+def refused(connection: Connection, *statements: str) -> str | None:
+    """Why a database does not take these statements; None = it does. Nothing of them stays.
+
+    Args:
+        connection: To a database that makes and removes tables inside of transactions, if a
+            statement does.
+        statements: They are tried in a transaction that is rolled back.
+    """
+    try:
+        # Looking at the tables began a transaction, perhaps a read-only one.
+        connection.rollback()
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    except SQLAlchemyError as error:
+        return str(error).strip().splitlines()[0][:300]
+    finally:
+        connection.rollback()
+    return None
