@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 
+import pynvml
 import pytest
 import ray
 import torch
@@ -128,8 +129,14 @@ def test_a_gpu_and_its_torch_are_in_order_and_bfloat16_is_missed(
 
 
 def test_a_machine_without_gpus_is_in_order_and_trains_over_gloo() -> None:
-    (found,) = gpus(gpu(Count=NOT_SUPPORTED))
+    (found,) = gpus(gpu(Count=pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)))
     assert found.level is Level.OK and "gloo" in found.found
+
+
+def test_a_driver_that_answers_with_an_error_is_a_failure() -> None:
+    (found,) = gpus(gpu(Count=pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)))
+    assert found.level is Level.FAIL and "trials would train on the processor" in found.found
+    assert "driver" in found.remedy
 
 
 @pytest.mark.parametrize(

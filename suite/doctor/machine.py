@@ -27,6 +27,8 @@ LONGEST_SOCKET = 107
 """Bytes of a unix socket's path (`sun_path` of Linux, without its end)."""
 BF16_SINCE = (8, 0)
 """Compute capability of the first GPUs that multiply bfloat16 (Ampere)."""
+NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+"""Errors of NVML where there is no GPU; with any other there is one, in trouble."""
 
 
 def machine_checks(home: Path) -> list[tuple[str, Check]]:
@@ -58,7 +60,13 @@ def gpus(api: Any = pynvml) -> list[Finding]:
         # 12040 stands for CUDA 12.4.
         cuda = api.nvmlSystemGetCudaDriverVersion_v2()
     except api.NVMLError as why:
-        return [ok("gpus", found=f"none (NVML: {why}): trials train on the processor, over gloo")]
+        if why.value in NO_DRIVER:
+            found = f"none (NVML: {why}): trials train on the processor, over gloo"
+            return [ok("gpus", found=found)]
+        # Ray asks NVML for the GPUs as well, and sees none.
+        remedy = "nvidia-smi shows the same; reboot or reload the driver, or restart the container"
+        found = f"NVML: {why}; trials would train on the processor"
+        return [fail("gpus", found=found, remedy=remedy)]
     names = ", ".join(sorted({str(api.nvmlDeviceGetName(handle)) for handle in handles})) or "none"
     seen = f"{len(handles)} ({names}), driver {driver}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
     if not handles:
