@@ -25,8 +25,8 @@ from optuna.study import StudyDirection
 from suite.cluster.session import cluster
 from suite.doctor.cluster import _size, check_cluster, check_versions, judge_clock
 from suite.doctor.finding import Finding, Level, fail, merge_nodes, ok, run_checks
-from suite.doctor.install import amdsmi, packages, sessions, token_file
-from suite.doctor.machine import energy, gpus, nearest, socket_paths
+from suite.doctor.install import amdsmi, packages, sessions, socket_paths, token_file
+from suite.doctor.machine import energy, gpus, machine_checks, nearest
 from suite.doctor.mlflow import check_store
 from suite.doctor.optuna import check_optuna
 from suite.doctor.places import home_writable, left_as_found, storage
@@ -180,12 +180,6 @@ def test_pages_of_files_are_free_memory_of_a_container(tmp_path: Path) -> None:
     assert container_limit(tmp_path) == (512 * MIB, 120 * MIB)
 
 
-def test_a_long_temporary_folder_leaves_no_room_for_rays_sockets() -> None:
-    assert socket_paths({}.get).level is Level.OK
-    found = socket_paths({"RAY_TMPDIR": "/scratch/" + "x" * 60}.get)
-    assert found.level is Level.FAIL and "RAY_TMPDIR" in found.remedy
-
-
 # the installation
 
 
@@ -255,12 +249,23 @@ def test_a_token_that_others_can_read_or_that_is_missing_is_found_and_never_show
 
 
 def test_sessions_of_clusters_that_have_ended_are_counted(tmp_path: Path) -> None:
-    assert sessions(tmp_path).level is Level.OK
+    assert sessions({"RAY_TMPDIR": str(tmp_path)}).level is Level.OK
     folder = tmp_path / "ray" / "session_2026-01-01_00-00-00_000000_1"
     folder.mkdir(parents=True)
     (folder / "log").write_bytes(b"x" * MIB)
-    found = sessions(tmp_path)
-    assert found.level is Level.WARN and "1 left over with 1 MiB" in found.found
+    # Ray takes RAY_TMPDIR before TMPDIR.
+    for names in ({"TMPDIR": str(tmp_path)}, {"RAY_TMPDIR": str(tmp_path), "TMPDIR": "/none"}):
+        found = sessions(names)
+        assert found.level is Level.WARN and "1 left over with 1 MiB" in found.found
+
+
+def test_a_long_temporary_folder_leaves_no_room_for_the_sockets_of_a_ray_start() -> None:
+    assert socket_paths({}).level is Level.OK
+    found = socket_paths({"TMPDIR": "/scratch/" + "x" * 60})
+    assert found.level is Level.WARN and "RAY_TMPDIR" in found.remedy
+    assert "local sweeps use /tmp" in found.found
+    # The Ray of a node that answers has its sockets.
+    assert "socket paths" not in dict(machine_checks(Path()))
 
 
 # places and stores

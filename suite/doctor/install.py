@@ -1,4 +1,4 @@
-"""Checks packages, Ray, Ray's token, and the folders that ended Ray clusters left behind."""
+"""Checks packages, Ray, Ray's token and its temporary folder, where ended clusters leave theirs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ USES = {
 """What each optional set of packages is for; a set that is not here is for developers."""
 # Ray takes seconds to import, and far longer from a cold network disk.
 IMPORT_TIMEOUT_S = 120.0
+LONGEST_SOCKET = 107
+"""Bytes of a unix socket's path (`sun_path` of Linux, without its end)."""
 TOKEN_REMEDY = (
     "make a token with `ray get-auth-token --generate`, "  # noqa: S105 - says how to get one
     "copy it to every node, and set RAY_AUTH_MODE=token there"
@@ -39,6 +41,7 @@ def install_checks() -> list[tuple[str, Check]]:
         ("amdsmi", amdsmi),
         ("ray", ray_imports),
         ("ray sessions", sessions),
+        ("socket paths", socket_paths),
         ("token file", token_file),
     ]
 
@@ -152,9 +155,14 @@ def _import_error(module: str) -> str | None:
     return lines[-1][:300]
 
 
-def sessions(base: Path | None = None) -> Finding:
+def _ray_base(environment: Mapping[str, str]) -> Path:
+    """Where `ray start` makes the folder `ray`, as Ray itself finds it on Linux."""
+    return Path(environment.get("RAY_TMPDIR") or environment.get("TMPDIR") or "/tmp")  # noqa: S108 - looks at it only
+
+
+def sessions(environment: Mapping[str, str] = os.environ) -> Finding:
     """Count the Ray clusters that run on this machine, and the folders of those that have ended."""
-    base = base or Path(os.environ.get("RAY_TMPDIR") or "/tmp")  # noqa: S108 - looks at it only
+    base = _ray_base(environment)
     # Ray's processes have the name of their session among their arguments.
     lines: list[str] = []
     for process in psutil.process_iter(["cmdline"]):
@@ -179,6 +187,21 @@ def sessions(base: Path | None = None) -> Finding:
     found = f"{running}, {len(stale)} left over with {size_bytes / 2**20:.0f} MiB"
     remedy = f"remove the {base}/ray/session_* of clusters that have ended"
     return warn("ray sessions", found=found, remedy=remedy)
+
+
+def socket_paths(environment: Mapping[str, str] = os.environ) -> Finding:
+    """Check that the paths of Ray's sockets, below its temporary folder, are short enough.
+
+    A local sweep does not depend on it: its Ray lies in a folder of the suite's in /tmp.
+    """
+    base = _ray_base(environment)
+    # 2**22 is the largest process number of Linux, and so the longest.
+    longest = f"{base}/ray/session_2026-01-01_00-00-00_000000_{2**22}/sockets/plasma_store"
+    text = f"{len(longest)} bytes below {base}, {LONGEST_SOCKET} are possible"
+    if len(longest) > LONGEST_SOCKET:
+        found = f"{text}: a `ray start` here would fail; local sweeps use /tmp"
+        return warn("socket paths", found=found, remedy="set RAY_TMPDIR to a short folder, as /tmp")
+    return ok("socket paths", found=text)
 
 
 def token_file(environment: Mapping[str, str] = os.environ) -> Finding:

@@ -1,10 +1,9 @@
-"""Checks one machine's hardware and limits: GPUs, energy meters, memory, disk, files, sockets."""
+"""Checks one machine's hardware and limits: GPUs, energy meters, memory, disk, files."""
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ LITTLE_DISK_BYTES = 10 * GIB
 LEAST_SHM_BYTES = GIB // 8
 LITTLE_SHM_BYTES = GIB
 OPEN_FILES = 4096
-LONGEST_SOCKET = 107
-"""Bytes of a unix socket's path (`sun_path` of Linux, without its end)."""
 BF16_SINCE = (8, 0)
 """Compute capability of the first GPUs that multiply bfloat16 (Ampere)."""
 NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
@@ -44,7 +41,6 @@ def machine_checks(home: Path) -> list[tuple[str, Check]]:
         ("disk", partial(disk, home)),
         ("shared memory", shared_memory),
         ("open files", open_files),
-        ("socket paths", socket_paths),
     ]
 
 
@@ -293,17 +289,6 @@ def open_files() -> Finding:
     if hard < OPEN_FILES:
         remedy = "raise nofile in /etc/security/limits.conf"
     return warn("open files", found=text, remedy=remedy)
-
-
-def socket_paths(environment: Callable[[str], str | None] = os.environ.get) -> Finding:
-    """Check that the paths of Ray's sockets, below its temporary folder, are short enough."""
-    base = environment("RAY_TMPDIR") or environment("TMPDIR") or "/tmp"  # noqa: S108 - looks at it only
-    # 2**22 is the largest process number of Linux, and so the longest.
-    longest = f"{base}/ray/session_2026-01-01_00-00-00_000000_{2**22}/sockets/plasma_store"
-    text = f"{len(longest)} bytes below {base}, {LONGEST_SOCKET} are possible"
-    if len(longest) > LONGEST_SOCKET:
-        return fail("socket paths", found=text, remedy="set RAY_TMPDIR to a short folder, as /tmp")
-    return ok("socket paths", found=text)
 
 
 def _gib(size_bytes: float) -> str:

@@ -50,9 +50,7 @@ def test_two_hosts_that_agree_are_in_order(bed: Bed, cluster: None) -> None:
     )
     assert "between 2 nodes, over eth0" in gloo["found"]
     assert "on 2 nodes" in shared["found"] and "asks for a token" in tokens["found"]
-    assert {row["node"] for row in named(rows, "socket paths")} == {"all"}, (
-        "what both have is one line"
-    )
+    assert {row["node"] for row in named(rows, "torch")} == {"all"}, "what both have is one line"
     (dashboard,) = named(rows, "dashboard")
     assert dashboard["level"] == "warn" and "0.0.0.0" in dashboard["found"], (
         "the bed's dashboard is for the laptop, too"
