@@ -15,7 +15,9 @@ from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pynvml
 import pytest
 import ray
@@ -26,7 +28,7 @@ from suite.cluster.session import cluster
 from suite.doctor.cluster import _size, check_cluster, check_versions, judge_clock
 from suite.doctor.finding import Finding, Level, fail, merge_nodes, ok, run_checks
 from suite.doctor.install import amdsmi, packages, sessions, socket_paths, token_file
-from suite.doctor.machine import energy, gpus, machine_checks, nearest
+from suite.doctor.machine import energy, gpus, machine_checks, nearest, shared_memory
 from suite.doctor.mlflow import check_store
 from suite.doctor.optuna import check_optuna
 from suite.doctor.places import home_writable, left_as_found, storage
@@ -166,6 +168,15 @@ def test_rapl_that_can_be_read_is_found_and_its_absence_is_a_warning(tmp_path: P
     (found,) = energy(api, tmp_path)
     assert (without.level, found.level) == (Level.WARN, Level.OK)
     assert "4 W per core" in without.found and "RAPL" in found.found
+
+
+@pytest.mark.parametrize(("boards", "level"), [(0, Level.WARN), (1, Level.WARN), (2, Level.FAIL)])
+def test_the_shared_memory_of_dockers_default_is_too_little_for_two_gpus_alone(
+    boards: int, level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "disk_usage", lambda _: SimpleNamespace(free=64 * MIB))
+    found = shared_memory(gpu(Count=boards))
+    assert found.level is level and "--shm-size" in found.remedy
 
 
 def test_the_memory_of_a_container_is_its_limit(tmp_path: Path) -> None:
