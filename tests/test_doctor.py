@@ -47,16 +47,11 @@ def gpu(**answers: object) -> FakeNvml:
     """A board with all that the doctor asks for."""
     given = {
         "CudaComputeCapability": (8, 0),
-        "VirtualizationMode": 0,
         "UUID": "GPU-0123456789",
         "ComputeRunningProcesses": [],
     } | answers
     api = FakeNvml(**given)
-    for name, value in {
-        "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
-        "NVML_GPU_VIRTUALIZATION_MODE_VGPU": 2,
-    }.items():
-        setattr(api, name, value)
+    api.nvmlSystemGetCudaDriverVersion_v2 = lambda: 13000
     return api
 
 
@@ -142,20 +137,26 @@ def test_a_driver_that_answers_with_an_error_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "level", "said"),
+    ("answers", "level", "said", "remedy"),
     [
-        ({}, Level.OK, "energy counter"),
-        ({"TotalEnergyConsumption": NOT_SUPPORTED}, Level.WARN, "sampled"),
-        ({"MigMode": (1, 1)}, Level.WARN, "MIG is on"),
-        ({"VirtualizationMode": 2}, Level.WARN, "virtual GPU"),
-        ({"ComputeRunningProcesses": ["theirs"]}, Level.WARN, "1 processes compute there"),
+        ({}, Level.OK, "energy counter", ""),
+        ({"TotalEnergyConsumption": NOT_SUPPORTED}, Level.WARN, "sampled", "since Volta"),
+        ({"MigMode": (1, 1)}, Level.WARN, "MIG is on", "nvidia-smi -mig 0"),
+        ({"VirtualizationMode": 2}, Level.WARN, "virtual GPU", "whole board"),
+        ({"ComputeRunningProcesses": ["theirs"]}, Level.WARN, "1 processes compute there", "free"),
+        (
+            {"TotalEnergyConsumption": NOT_SUPPORTED, "PowerUsage": NOT_SUPPORTED},
+            Level.WARN,
+            "energy stays null",
+            "nothing to do",
+        ),
     ],
 )
 def test_what_spoils_the_energy_of_a_gpu_is_named(
-    answers: dict[str, object], level: Level, said: str
+    answers: dict[str, object], level: Level, said: str, remedy: str
 ) -> None:
     (found,) = energy(gpu(**answers))
-    assert found.level is level and said in found.found
+    assert found.level is level and said in found.found and remedy in found.remedy
 
 
 def test_rapl_that_can_be_read_is_found_and_its_absence_is_a_warning(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class FakeNvml:
             "EnforcedPowerLimit": 280_000,
             "UtilizationRates": SimpleNamespace(gpu=100),
             "MigMode": pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED),
+            "VirtualizationMode": pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE,
             "ComputeRunningProcesses": ["us"],
             "HandleByUUID": "handle",
             "HandleByIndex": "handle",
@@ -183,6 +184,10 @@ def test_without_counter_and_power_energy_is_null_and_both_reasons_stand() -> No
     ("api", "reason"),
     [
         (FakeNvml(MigMode=(1, 1)), "MIG is on"),
+        (
+            FakeNvml(VirtualizationMode=pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU),
+            "a virtual GPU",
+        ),
         (
             FakeNvml(ComputeRunningProcesses=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)),
             "NVML ComputeRunningProcesses",

@@ -400,6 +400,9 @@ class FakeNvml:
     def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
         return (0, 0)
 
+    def nvmlDeviceGetVirtualizationMode(self, handle: int) -> int:
+        return 0
+
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
         if not self.counter:
             raise self.NVMLError("not supported")

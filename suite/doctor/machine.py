@@ -146,20 +146,20 @@ def _boards(api: Any) -> list[str]:
 
 def _board_energy(api: Any, name: str) -> Finding:
     from suite.meters.clock import Unavailable
-    from suite.meters.nvml import Gpu, GpuPower, gpu_sources
+    from suite.meters.nvml import IS_VIRTUAL, MIG_IS_ON, Gpu, GpuPower, gpu_sources
 
     def open_gpu() -> Gpu:
         return Gpu(name, api)
 
     short = name[:12]
-    # These counters hold the work of other guests too.
-    if _is_virtual(api, name):
-        found = f"{short}: a virtual GPU: its counters are the whole board's"
-        return warn("energy", found=found, remedy="use a whole board")
     sources, absent = gpu_sources(open_gpu, sample_read_energy=False)
     if not sources:
         why = absent.get("nvml") or absent.get(GpuPower.kind) or "no meter"
-        remedy = "switch MIG off (nvidia-smi -mig 0)"
+        remedies = {
+            MIG_IS_ON: "switch MIG off (nvidia-smi -mig 0)",
+            IS_VIRTUAL: "use a whole board",
+        }
+        remedy = remedies.get(why, "this board or driver cannot meter it; nothing to do")
         return warn("energy", found=f"{short}: {why}; energy stays null", remedy=remedy)
     kind = sources[0].kind
     try:
@@ -174,15 +174,6 @@ def _board_energy(api: Any, name: str) -> Finding:
         found = f"{short}: no energy counter, power is sampled"
         return warn("energy", found=found, remedy="a GPU since Volta counts its energy")
     return ok("energy", found=f"{short}: NVML's energy counter")
-
-
-def _is_virtual(api: Any, name: str) -> bool:
-    try:
-        mode = api.nvmlDeviceGetVirtualizationMode(api.nvmlDeviceGetHandleByUUID(name))
-    # A driver that does not know the question runs no virtual GPUs.
-    except api.NVMLError:
-        return False
-    return bool(mode == api.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
 
 
 def memory() -> Finding:

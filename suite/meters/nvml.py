@@ -1,8 +1,8 @@
 """Energy of a rank's GPU from NVML.
 
 It comes from the counter of total energy, or from integrated power where there is none. READ's
-utilisation x TDP is sampled beside it. All three are about a whole board: on a GPU that is split by
-MIG, or shared with processes of others, they are not this trial's and stay null.
+utilisation x TDP is sampled beside it. All three are about a whole board: on a GPU that is virtual,
+split by MIG, or shared with processes of others, they are not this trial's and stay null.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import torch
 from suite.meters.clock import Integral, Unavailable
 from suite.meters.energy import EnergySource, Reading
 
+MIG_IS_ON = "MIG is on: NVML meters the whole board"
+IS_VIRTUAL = "a virtual GPU: NVML meters the whole board"
 REST_S = 0.05
 """How long a reading of the energy counter stands.
 
@@ -34,7 +36,7 @@ class Gpu:
 
     Raises:
         Unavailable: There is no driver, NVML does not know the board (a MIG slice has a UUID of its
-            own), MIG is on, or NVML does not list the board's processes.
+            own), MIG is on, the GPU is virtual, or NVML does not list the board's processes.
     """
 
     def __init__(self, name: str, api: Any = pynvml) -> None:
@@ -46,7 +48,10 @@ class Gpu:
         except api.NVMLError as error:
             raise Unavailable(f"NVML cannot open {name}: {error}") from error
         if self._mig_is_on():
-            raise Unavailable("MIG is on: NVML meters the whole board")
+            raise Unavailable(MIG_IS_ON)
+        # The counters hold the work of other guests too.
+        if self._is_virtual():
+            raise Unavailable(IS_VIRTUAL)
         # Every reading asks this, so a board that cannot answer has no reading.
         self.ask("ComputeRunningProcesses")
 
@@ -77,6 +82,13 @@ class Gpu:
             return bool(self.ask("MigMode")[0])
         except Unavailable:
             return False  # boards before Ampere do not know the question
+
+    def _is_virtual(self) -> bool:
+        try:
+            mode = self.ask("VirtualizationMode")
+        except Unavailable:
+            return False  # a driver that does not know the question runs no virtual GPUs
+        return bool(mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
 
 
 class GpuCounter(EnergySource):
