@@ -355,6 +355,14 @@ def test_rapl_of_a_host_that_works_for_us_alone_is_the_energy(tmp_path: Path) ->
     )
 
 
+def test_rapl_of_a_shared_host_gives_way_for_lanes_as_for_one_trial(tmp_path: Path) -> None:
+    # 1.8 s of other work are less than 0.5 s for each of four lanes.
+    whole = rapl_rank(tmp_path, host_busy_s=2.0)["train"]
+    record, missing = combine([{"train": whole.part(1 / 4, "one of 4 lanes")}])
+    assert record["train"].energy_source == "cpu-time-estimate"
+    assert "other work took" in missing["phases.train.energy_kwh[rapl]"]
+
+
 def test_rapl_of_a_shared_host_gives_way_to_the_estimate_and_says_why(tmp_path: Path) -> None:
     record, missing = combine([rapl_rank(tmp_path, host_busy_s=2.4)])
     assert record["train"].energy_source == "cpu-time-estimate"

@@ -106,8 +106,9 @@ class LocalPhase:
             found.add_joules(kind, joules, share_frac)
             found.covered_s[kind] = self.covered_s.get(kind, 0.0) * share_frac
         found.gpu_processes = dict(self.gpu_processes)
-        for host, (own_s, busy_s) in self.host_cpu_s.items():
-            found.host_cpu_s[host] = [own_s * share_frac, busy_s * share_frac]
+        # Not divided: they only tell whether the host worked for all of them together, and the
+        # seconds of other work that are allowed do not grow with the number of trials.
+        found.host_cpu_s = {host: list(seconds) for host, seconds in self.host_cpu_s.items()}
         for name in get_args(MemoryField):
             found.missing[name] = f"trained as {whose}, whose memory is not told apart"
         return found
