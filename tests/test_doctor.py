@@ -610,3 +610,17 @@ def test_a_home_that_takes_no_token_is_a_finding_of_the_cluster(
     (found,) = check_cluster(None, home=tmp_path / "home")
     assert (found.check, found.level) == ("cluster", Level.FAIL)
     assert f"{tmp_path}/file" in found.found and "a HOME and a /tmp" in found.remedy
+
+
+def test_a_local_ray_that_does_not_start_is_not_looked_for_on_a_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(**options: object) -> None:
+        raise RuntimeError("no raylet")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", broken)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (found,) = check_cluster(None, home=tmp_path / "home")
+    assert found.level is Level.FAIL and "a local Ray did not start: no raylet" in found.found
+    assert "--address" not in found.found and "head" not in found.remedy

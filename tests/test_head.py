@@ -167,18 +167,21 @@ def test_a_driver_whose_head_dies_says_so_and_leaves_the_sweep_free(
     assert holder(home.path / "sweeps", "toy") is None, "the next driver need not wait"
 
 
+@pytest.mark.parametrize("kind", [Exception, RuntimeError])
 def test_a_ray_that_does_not_start_in_time_is_told_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray raises a plain Exception then; it does so where a machine has too much to do."""
+    """Ray raises a plain Exception where a machine has too much to do, and others for a broken start."""
 
     def too_late(**options: object) -> None:
-        raise Exception("The current node timed out during startup.")
+        raise kind("The current node timed out during startup.")
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", too_late)
     with (
-        pytest.raises(ResourceError, match="Ray did not start: The current node timed out"),
+        pytest.raises(
+            ResourceError, match=r"^a local Ray did not start: The current node timed out"
+        ),
         cluster(None, threads=1),
     ):
         pass

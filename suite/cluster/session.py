@@ -128,19 +128,28 @@ def _connect(address: str | None, folder: Path | None, threads: int) -> None:
     try:
         ray.init(address=address or "local", **options)
     except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
+        # Who gave no address wants no cluster.
+        if local:
+            raise _not_started("a local Ray", error) from error
         raise ResourceError(
-            f"--address {address or 'local'}: no Ray cluster: {redact(error)};"
+            f"--address {address}: no Ray cluster: {redact(error)};"
             " start one with `ray start`, or leave --address out"
         ) from error
     except Exception as error:
         # Ray has no type of its own for a node that does not start in time.
         if type(error) is not Exception:
             raise
-        raise ResourceError(
-            f"--address {address or 'local'}: Ray did not start: {redact(error)};"
-            " see that the machine has memory and processor time to spare,"
-            " then give the same command again"
+        raise _not_started(
+            "a local Ray" if local else f"--address {address}: Ray", error
         ) from error
+
+
+def _not_started(what: str, error: Exception) -> ResourceError:
+    return ResourceError(
+        f"{what} did not start: {redact(error)};"
+        " see that the machine has memory, processor time and room in /tmp to spare,"
+        " then give the same command again"
+    )
 
 
 def worker_environment(threads: int, *, inherited: bool = False) -> dict[str, str]:

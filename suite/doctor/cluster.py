@@ -103,9 +103,10 @@ def check_cluster(address: str | None, *, home: Path, url: str | None = None) ->
         with left_as_found(home), cluster(address, threads=1):
             return _check(home, url, local=address is None)
     except ResourceError as error:
-        return [
-            fail("cluster", found=str(error), remedy="ray status on the head shows whether it runs")
-        ]
+        remedy = "ray status on the head shows whether it runs"
+        if address is None:
+            remedy = "see the lines of memory, disk and open files"
+        return [fail("cluster", found=str(error), remedy=remedy)]
     # Ray's token lies in the HOME, and a local Ray's folder in /tmp.
     except OSError as error:
         remedy = "give this user a HOME and a /tmp that can be written"
