@@ -476,3 +476,10 @@ def test_batch_sizes_have_lines_of_their_own_and_the_ring_is_at_what_was_confirm
     assert [point["chosen"] for point in points(row)] == [False, True, False, True]
     elsewhere = replace(row, curve=[[1e-3, 66.0, "completed", 32]])
     assert [point["status"] for point in points(elsewhere)] == ["completed", "confirmed"]
+    chart = drawn_curve(elsewhere, "lora")
+    marks = {mark.name: mark for mark in chart.marks if isinstance(mark, Points)}
+    assert list(marks["tried"].y) == [66.0] and list(marks["chosen"].y) == [best]
+    assert chart.text == (
+        "1 learning rate tried; chosen (ringed) 0.001 at batches of 16, which no search trial "
+        f"tried, with {best:.1f} on validation (mean of its confirm runs)."
+    )

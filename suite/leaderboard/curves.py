@@ -20,6 +20,9 @@ ROUNDING = 1e-9
 The unit is points of a score in percent, and percent of a perplexity.
 """
 
+CONFIRMED = "confirmed"
+"""The status of a point that is no search trial; see `confirmed_point`."""
+
 Curve = list[list[Any]]
 
 
@@ -160,7 +163,7 @@ def confirmed_point(cell: Row) -> list[tuple[float, float, str, int | None]]:
         return []
     if any(is_chosen(cell, tried, size) for tried, _, _, size in cell.curve):
         return []
-    return [(rate, score, "confirmed", cell.batch_size)]
+    return [(rate, score, CONFIRMED, cell.batch_size)]
 
 
 def is_chosen(cell: Row, rate: float, batch_size: int | None) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from suite.leaderboard.curves import confirmed_point, is_chosen
+from suite.leaderboard.curves import CONFIRMED, confirmed_point, is_chosen
 from suite.leaderboard.fields import Row
 from suite.leaderboard.names import Names, distinct
 from suite.plan.cell_state import CellStatus
@@ -19,7 +19,7 @@ from suite.report.chart import Axis, Chart, Mark, Points, Span
 from suite.report.charts import ARM_COLUMNS, score_axis
 from suite.report.data import Report
 from suite.report.names import Arm
-from suite.report.table import Table, values_of
+from suite.report.table import Table, rows_without, values_of
 
 # A legend of more names would take more room than the lines. A reader points at a line instead.
 MOST_NAMES = 24
@@ -61,7 +61,9 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
         if score is None:
             failed.append(rate)
         else:
-            scored.setdefault(size, []).append((rate, score))
+            # The line joins single search trials; a mean of confirm runs is none of them.
+            if status != CONFIRMED:
+                scored.setdefault(size, []).append((rate, score))
             if is_chosen(cell, rate, size):
                 chosen.append((rate, score))
         rows.append(
@@ -152,12 +154,14 @@ def _rate_points(
 
 
 def _describe(
-    cell: Row, tried: Sequence[Mapping[str, Any]], chosen: Sequence[tuple[float, float]]
+    cell: Row, rows: Sequence[Mapping[str, Any]], chosen: Sequence[tuple[float, float]]
 ) -> str:
+    # What was confirmed may be none that the search tried.
+    tried = rows_without(rows, "status", CONFIRMED)
     rates = {row["learning_rate"] for row in tried}
     sizes = {row["batch_size"] for row in tried}
     failed = [row for row in tried if row["validation_score"] is None]
-    said = f"{len(rates)} learning rates tried"
+    said = f"{len(rates)} learning rate{'s' if len(rates) != 1 else ''} tried"
     if len(sizes) > 1:
         said += f" in {len(tried)} trials with {len(sizes)} batch sizes"
     if failed:
@@ -165,9 +169,15 @@ def _describe(
     if chosen:
         best = min if cell.higher_is_better is False else max
         rate, score = best(chosen, key=lambda point: point[1])
-        size = f" at batches of {cell.batch_size}" if len(sizes) > 1 else ""
+        size = ""
+        if cell.batch_size is not None and sizes != {cell.batch_size}:
+            size = f" at batches of {cell.batch_size}"
         said += f"; chosen (ringed) {values.brief(rate)}{size}"
+        if len(tried) < len(rows):
+            said += ", which no search trial tried,"
         said += f" with {values.score(score)} on validation"
+        if len(tried) < len(rows):
+            said += " (mean of its confirm runs)"
     if cell.edge:
         said += "; scores may still rise beyond the end of the range"
     if cell.lr_sensitivity_decades is not None:
