@@ -616,6 +616,22 @@ def test_ours_stand_beside_the_printed_numbers(other: Home) -> None:
     (found,) = chart.table.rows
     assert (found["label"], found["task"], found["reference_score"]) == ("lora", "agreement", 0.5)
     assert 'id="paper"' in page(report) and "ours - paper" in page(report)
+    # A row that does not count is hollow, and agrees with nothing.
+    for ours, why in (
+        ({"admitted": False, "rejected": ["NaN"]}, "1 rejected by a check of validity"),
+        ({"status": "failed"}, "1 failed, as a confirm run has no score"),
+        ({"admitted": True, "rejected": []}, ""),
+    ):
+        inside = {"score_mean": 50.0, "ci_low": 0.0, "ci_high": 100.0, "difference": 0.0} | ours
+        rows = [row | inside if row["reference_score"] else row for row in report.rows]
+        chart = charts.beside_the_paper(replace(report, rows=rows))
+        assert chart is not None
+        counted = 0 if why else 1
+        assert f"of which {counted} are measured so far; {counted} printed" in chart.text
+        assert f"Hollow circles, not counted: {why}." in chart.text or not why
+        points = {mark.name: mark for mark in chart.marks if isinstance(mark, Points)}
+        assert list(points["ours"].x) == [50.0] * counted
+        assert not why or points["ours (rejected or failed)"].hollow
 
 
 UGLY = "$x_{ $y^ <b>bold</b> &amp;"

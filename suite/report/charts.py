@@ -142,7 +142,9 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     absent = [report.label(row) for row in report.scored(task) if row not in rows]
     if absent:
         text += f" Not drawn, as their {cost.word} is not known: {listed(absent)}."
-    text += _hollow(rows)
+    flawed = _flawed(rows)
+    if flawed:
+        text += f" Hollow: {flawed}; on no front."
 
     # Rejected and failed rows stay in the table: `admitted` and `status` say what they are.
     table_rows = []
@@ -170,17 +172,15 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     )
 
 
-def _hollow(rows: Sequence[Row]) -> str:
-    """A sentence that says how many points are hollow and why; empty for none."""
+def _flawed(rows: Sequence[Row]) -> str:
+    """How many rows do not count and why, as is said of hollow points; empty for none."""
     flaws = [values.flaw(row) for row in rows]
     said = []
     if values.REJECTED in flaws:
         said.append(f"{flaws.count(values.REJECTED)} rejected by a check of validity")
     if CellStatus.FAILED in flaws:
         said.append(f"{flaws.count(CellStatus.FAILED)} failed, as a confirm run has no score")
-    if not said:
-        return ""
-    return f" Hollow: {listed(said)}; on no front."
+    return listed(said)
 
 
 def _axis_with_margins(title: str, costs: Sequence[float]) -> Axis:
@@ -647,26 +647,28 @@ def beside_the_paper(report: Report) -> Chart | None:
     if not rows:
         return None
     names = tuple(f"{report.label(row)} / {row['task']}" for row in rows)
-    ours = []
-    our_names = []
+    ours = {}
+    flawed = {}
     inside = 0
     for name, row in zip(names, rows, strict=True):
-        if row["score_mean"] is not None:
-            ours.append(row)
-            our_names.append(name)
+        if row["score_mean"] is None:
+            continue
+        # A rejected score may be wrong, and a failed one lacks seeds: neither is said to agree.
+        if values.flaw(row):
+            flawed[name] = row
+            continue
+        ours[name] = row
         # A single seed without items has no interval.
         if row["ci_low"] is not None:
             inside += row["ci_low"] <= row["reference_score"] <= row["ci_high"]
-    our_points = Points(
-        "ours",
-        values_of(ours, "score_mean"),
-        our_names,
-        style=0,
-        low=values_of(ours, "ci_low"),
-        high=values_of(ours, "ci_high"),
-        along="x",
-        shape="circle",
+    marks = [_printed_points(rows, names), _our_points("ours", ours)]
+    text = (
+        f"{len(rows)} printed scores beside ours, of which {len(ours)} are measured so far;"
+        f" {inside} printed ones lie inside our 95% interval."
     )
+    if flawed:
+        marks.append(_our_points("ours (rejected or failed)", flawed, hollow=True))
+        text += f" Hollow circles, not counted: {_flawed(list(flawed.values()))}."
     sources = sorted(set(map(str, values_of(rows, "reference_source"))))
     columns = ARM_COLUMNS | SCORE_COLUMNS
     columns |= {
@@ -678,16 +680,29 @@ def beside_the_paper(report: Report) -> Chart | None:
     return Chart(
         key="paper",
         title="Ours beside the printed numbers",
-        text=(
-            f"{len(rows)} printed scores beside ours, of which {len(ours)} are measured so far;"
-            f" {inside} printed ones lie inside our 95% interval. Source: {listed(sources)}."
-        ),
+        text=f"{text} Source: {listed(sources)}.",
         x=Axis("score"),
         y=Axis("", categories=names),
         # Ours come last, so that they lie on top of the printed ones.
-        marks=[_printed_points(rows, names), our_points],
+        marks=marks,
         table=Table("paper", "Ours beside the paper", columns, report.labelled(rows)),
         height=130 + 26 * len(rows),
+    )
+
+
+def _our_points(name: str, ours: Mapping[str, Row], *, hollow: bool = False) -> Points:
+    """Our scores with their intervals, by their place on the axis."""
+    rows = list(ours.values())
+    return Points(
+        name,
+        values_of(rows, "score_mean"),
+        list(ours),
+        style=0,
+        low=values_of(rows, "ci_low"),
+        high=values_of(rows, "ci_high"),
+        along="x",
+        hollow=hollow,
+        shape="circle",
     )
 
 
