@@ -321,6 +321,12 @@ def test_rejected_arms_are_hollow_and_on_no_front(report: Report) -> None:
     assert points["full"].x == [pytest.approx(22.0)], "the axis has the unit of the table"
 
 
+def test_without_a_row_that_counts_there_is_no_front(report: Report) -> None:
+    rejected = replace(report, rows=[row | {"admitted": False} for row in report.rows])
+    chart = charts.score_against_memory(rejected, "agreement")
+    assert chart is not None and "No Pareto front: no row counts." in chart.text
+
+
 def failed(report: Report, method: str) -> Report:
     """The same where a confirm run of a method has no score, and the seeds that survived do best."""
     own = {"status": "failed", "rank": None, "score_mean": 99.0}

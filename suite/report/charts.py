@@ -110,10 +110,12 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
         # A rejected score may be wrong, and a failed one lacks the seeds that went wrong. Neither
         # must keep other arms off the front.
         front = pareto(admitted, cost.key, higher_is_better=report.higher_is_better(task))
-        said_of_front = (
-            "On the Pareto front (dotted), where no arm scores better at less cost:"
-            f" {listed(report.label(row) for row in front)}."
-        )
+        said_of_front = "No Pareto front: no row counts."
+        if front:
+            said_of_front = (
+                "On the Pareto front (dotted), where no arm scores better at less cost:"
+                f" {listed(report.label(row) for row in front)}."
+            )
     named = rows
     if len(rows) > MOST_LABELS:
         named = front[:MOST_LABELS]
