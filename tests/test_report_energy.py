@@ -97,6 +97,18 @@ def test_a_phase_that_fell_back_to_the_estimate_is_named_and_not_added_to_what_w
     assert "search energy, partly estimated" in index
 
 
+def test_phases_of_no_energy_at_all_have_no_shares(
+    report_of: Callable[[Mapping[str, str]], Report],
+) -> None:
+    report = report_of(MEASURED)
+    trials = []
+    for trial in report.trials:
+        phases = {phase: (seconds, 0.0) for phase, (seconds, _) in trial["phases"].items()}
+        trials.append(trial | {"phases": phases})
+    chart = charts.energy_by_phase(replace(report, trials=trials))
+    assert chart is not None and chart.text.endswith("for 2 arms.")
+
+
 def test_a_search_that_was_measured_in_part_has_no_sum(tmp_path: Path) -> None:
     spec = make_spec("lora")
     measured = with_sources(make_result(spec), MEASURED)

@@ -385,7 +385,9 @@ def energy_by_phase(report: Report) -> Chart | None:
         # An arm that never entered a phase spent nothing in it.
         used = [by_phase.get(phase, 0.0) for by_phase in spent.values()]
         marks.append(Bars(phase, used, labels, style=len(marks)))
-        shares.append(f"{phase} {100 * fsum(used) / whole:.0f}%")
+        # A counter that has not moved measured nothing to have a share of.
+        if whole:
+            shares.append(f"{phase} {100 * fsum(used) / whole:.0f}%")
     rows = []
     for key, by_phase in spent.items():
         for phase, energy_wh in by_phase.items():
@@ -398,7 +400,7 @@ def energy_by_phase(report: Report) -> Chart | None:
         text += (
             f" Estimated in some run: {listed(estimated)}; measured and estimated do not add up."
         )
-    else:
+    elif shares:
         text += f" Over all of them: {', '.join(shares)}."
     columns = LABEL_COLUMNS | {
         "phase": "load, prepare (in full, also where a run reuses it), train, eval (validation), "
