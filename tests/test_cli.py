@@ -296,6 +296,20 @@ def test_a_narrow_terminal_loses_the_least_important_columns_first() -> None:
     assert heads == [["name", "size", "tags"], ["name", "size"], ["name"], ["name"]]
 
 
+def test_wide_letters_are_measured_as_a_terminal_shows_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, head = "\u4e2d\u6587\u6570\u636e", "\u540d\u79f0 \u6570\u636e\u96c6"
+    wide = [column("name", head), column("size", rank=1)]
+    # Counted by letters, 13 places would be enough for both.
+    assert [c.head for c in fitting([{"name": name, "size": 1}], wide, 15)] == [head]
+    monkeypatch.setenv("COLUMNS", "17")
+    render.render([{"name": name, "size": 1}], wide, Format.TABLE)
+    out = capsys.readouterr().out
+    assert name in out and "size" in out
+    assert all(word in out for word in head.split())
+
+
 @pytest.mark.parametrize(
     ("show", "value", "said"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,9 @@ from suite.redact import printable
 
 Row = Mapping[str, Any]
 GAP = 3
-"""Characters between two columns."""
+"""Places between two columns: a letter takes one, and a Chinese one two."""
 LEAST_PROSE = 24
-"""Characters that a column of sentences needs."""
+"""Places that a column of sentences needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Column:
 
 
 def make_table(cells: Sequence[Sequence[str]], columns: Sequence[Column], width: int) -> Any:
-    """A rich table without markup, so that names print as they are; `width` in characters."""
+    """A rich table without markup, so that names print as they are; `width` in places."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -56,7 +55,7 @@ def make_table(cells: Sequence[Sequence[str]], columns: Sequence[Column], width:
     # Where not even the names fit, they are broken: nothing is cut off.
     fits = _line_width(least) <= width
     for c, needed in zip(columns, widths, strict=True):
-        lines = textwrap.wrap(c.head, needed, break_on_hyphens=False)
+        lines = _wrapped(c.head, needed)
         if c.unit:
             lines.append(c.unit)
         table.add_column(
@@ -94,14 +93,33 @@ def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[
 
 
 def _width(c: Column, cells: Sequence[str]) -> int:
-    """Characters that a column needs where no word of its head and no cell is broken."""
-    needed = len(c.unit)
+    """Places that a column needs where no word of its head and no cell is broken."""
+    needed = _places(c.unit)
     for word in c.head.split():
-        needed = max(needed, len(word))
-    widest = max(map(len, cells), default=0)
+        needed = max(needed, _places(word))
+    widest = max(map(_places, cells), default=0)
     if c.wraps:
         widest = min(widest, LEAST_PROSE)
     return max(needed, widest, 1)
+
+
+def _wrapped(head: str, width: int) -> list[str]:
+    """The lines of a head, none of whose words is wider than `width`."""
+    lines: list[str] = []
+    for word in head.split():
+        if lines and _places(f"{lines[-1]} {word}") <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _places(text: str) -> int:
+    """How many places a terminal needs for a text, as it is printed."""
+    # rich takes a while to import, and JSON does not need it.
+    from rich.cells import cell_len
+
+    return cell_len(printable(text))
 
 
 def _line_width(widths: Sequence[int]) -> int:
