@@ -296,6 +296,15 @@ def test_a_narrow_terminal_loses_the_least_important_columns_first() -> None:
     assert heads == [["name", "size", "tags"], ["name", "size"], ["name"], ["name"]]
 
 
+@pytest.mark.parametrize(("asked", "width"), [("0", None), ("-1", None), ("7", 7)])
+def test_a_width_that_is_none_is_not_taken(
+    asked: str, width: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", asked)
+    assert render.terminal_width() == width
+    render.say("said in any case")
+
+
 def test_wide_letters_are_measured_as_a_terminal_shows_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

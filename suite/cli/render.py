@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -183,10 +184,10 @@ def _table(
 
 def terminal_width() -> int | None:
     """Columns of the terminal; None for a pipe, unless `COLUMNS` asks for a width."""
-    from rich.console import Console
-
-    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
-        return Console().width
+    asked = os.environ.get("COLUMNS", "")
+    if sys.stdout.isatty() or (asked.isdecimal() and int(asked) > 0):
+        # Takes `COLUMNS` where it is above 0, or else the terminal's own width.
+        return shutil.get_terminal_size().columns
     return None
 
 
