@@ -254,6 +254,8 @@ def test_the_same_rows_print_as_table_json_csv_and_md(capsys: pytest.CaptureFixt
         "| a\\|b | 2.0 KiB | x |",
         "| c | - | - |",
     ]
+    render.render([], COLUMNS, Format.MD, title="A: <b>\nB: a|b")
+    assert capsys.readouterr().out.startswith("A: &lt;b&gt;\nB: a\\|b\n\n| name |")
     table = printed(Format.TABLE)
     assert "2.0 KiB" in table
     assert "\x1b" not in table, "no colours where there is no terminal"

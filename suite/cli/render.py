@@ -126,7 +126,10 @@ def _markdown(rows: Sequence[Row], columns: Sequence[Column], title: str) -> Non
     for row in rows:
         lines.append([escaped(c.show(row)) for c in columns])
     if title:
-        put(title + "\n")
+        # Sweeps and arms are named there, as in the cells.
+        for part in title.splitlines():
+            put(escaped(part))
+        put()
     for line in lines:
         print("| " + " | ".join(line) + " |")
 
