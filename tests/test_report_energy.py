@@ -167,6 +167,7 @@ def test_energy_is_not_compared_between_rows_of_several_machines(
     assert front is not None and "On the Pareto front" in front.text
     assert "the least energy" in answer(one)[0].rest
     assert "machine" not in {column.head for column in tables.leaderboard_columns(one)}
+    assert 'data-limit="energy_kwh"' in page(one)
     # Another arm's runs, or some of this arm's runs, were on another machine.
     for machine in ("EPYC", "EPYC+Xeon"):
         several = changed(one, "lora", machine=machine)
@@ -174,6 +175,8 @@ def test_energy_is_not_compared_between_rows_of_several_machines(
         assert front is not None and "or not on one machine" in front.text
         assert not any(row["on_front"] for row in front.table.rows)
         assert "the least energy" not in answer(several)[0].rest
+        html = page(several)
+        assert 'data-limit="energy_kwh"' not in html and 'data-limit="peak_memory_bytes"' in html
         (column,) = [c for c in tables.leaderboard_columns(several) if c.head == "machine"]
         assert {column.show(row) for row in several.rows} == {"Xeon", machine}
     alone = {"machine": "EPYC+Xeon", "energy_source": "rapl"}

@@ -231,7 +231,7 @@ def _all_alike(report: Report, rows: Sequence[Row]) -> str:
     cheapest: dict[str, list[str]] = defaultdict(list)
     for key, word in COSTS.items():
         # Only where all costs are known: the missing one might be the least.
-        if None not in values_of(rows, key) and _comparable(rows, key):
+        if None not in values_of(rows, key) and comparable(rows, key):
             row = min(rows, key=lambda row: row[key])
             cheapest[report.label(row)].append(f"the least {word} ({_amount(row, key)})")
     takers = []
@@ -242,7 +242,7 @@ def _all_alike(report: Report, rows: Sequence[Row]) -> str:
     return said
 
 
-def _comparable(rows: Sequence[Row], key: str) -> bool:
+def comparable(rows: Sequence[Row], key: str) -> bool:
     """Whether a cost of some rows was found in the same way."""
     return key != "energy_kwh" or values.comparable_energy(rows)
 
@@ -300,7 +300,7 @@ def _saving(row: Row, leader: Row) -> str:
     parts = []
     for key, word in COSTS.items():
         # A percentage needs both costs, and the leader's above 0.
-        if row[key] is None or not leader[key] or not _comparable([row, leader], key):
+        if row[key] is None or not leader[key] or not comparable([row, leader], key):
             continue
         percent = 100 * (row[key] / leader[key] - 1)
         if abs(percent) < 0.5:  # would round to 0%

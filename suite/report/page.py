@@ -11,6 +11,7 @@ import functools
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -20,7 +21,7 @@ from suite import __version__
 from suite.config.reference import MEAN
 from suite.redact import redact
 from suite.report import interactive, tables, values
-from suite.report.answer import answer, described, facts, verdicts
+from suite.report.answer import answer, comparable, described, facts, verdicts
 from suite.report.chart import COLOURS, colour_of
 from suite.report.charts import place
 from suite.report.content import MOST_ROWS, content
@@ -168,14 +169,15 @@ def _sort_key(value: float | str | None) -> str:
 
 
 def _limits(report: Report) -> list[dict[str, Any]]:
-    """The limits that a reader can set for a choice: key of the cost, word, unit and its size."""
-    rows = []
-    for task in report.places:
-        rows += report.admitted(task)
+    """The limits that a reader can set for a choice: key of the cost, word, unit and its size.
+
+    The page compares the rows of one place by their costs, so these must be comparable.
+    """
     found = []
     for key, unit, word in CHOICE_COSTS:
-        known = values_of(rows_with(rows, key), key)
-        if known:
+        by_place = [rows_with(report.admitted(task), key) for task in report.places]
+        known = values_of(chain.from_iterable(by_place), key)
+        if known and all(comparable(rows, key) for rows in by_place if rows):
             scale = values.scale_of(unit, known)
             found.append({"key": key, "word": word, "unit": scale.unit, "size": scale.size})
     return found

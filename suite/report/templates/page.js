@@ -204,7 +204,7 @@
     const said = first
       ? `${first.arm} scores best ${first.where}: ${first.said}. ${fits.length} of ${rows.length} arms are within these limits.`
       : `No arm is within these limits ${rows[0].where}. The least: ${least.join(", ")}.`;
-    form.querySelector("output").textContent = set.length ? said : "Give one limit or both.";
+    form.querySelector("output").textContent = set.length ? said : limits.length > 1 ? "Give one limit or both." : "Give a limit.";
   };
   if (form) {
     form.hidden = !choices.length;
