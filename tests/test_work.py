@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from suite.cli.estimate import estimate
 from suite.cli.sizes import ROWS, TOKENS_PER_WORD, WORDS
 from suite.cli.work import CPU_TFLOPS, GPU_TFLOPS, Work, arm_work, device_hours, steps_at_most
 from suite.config.sweep import LimitConfig, SweepConfig
@@ -136,6 +137,25 @@ def test_hours_are_trials_times_steps_times_the_assumed_time_of_a_step(toy_roots
     unknown = make_plan(toy_sweep(methods=["full"]), where="toy.yaml")
     hours = device_hours(unknown, work, trials={}, on_gpus=True)
     assert hours["device_hours_at_most"] is None
+
+
+def test_the_bound_has_the_trials_that_the_edge_guard_may_add_once_for_each_study(
+    toy_roots: Path,
+) -> None:
+    for architectures in ("first", "all"):
+        bounds = []
+        for extensions in (0, 2):
+            guard = {"extensions": extensions, "trials": 3}
+            search = {"trials": 5, "startup_trials": 3, "per": "method", "edge_guard": guard}
+            config = toy_sweep(
+                methods=["lora"], limit={"train": 16}, architectures=architectures, search=search
+            )
+            plan = make_plan(config, where="toy.yaml")
+            cost = estimate(plan, arm_work(plan, where="toy.yaml"), states={}, layout=None)
+            bounds.append((cost["device_hours_at_most"], cost["optimizer_steps_at_most"]))
+        # One study of five trials and two seeds gets a trial at the end and three more, twice.
+        for certain, most in zip(*bounds, strict=True):
+            assert most == pytest.approx(certain * (5 + 2 + 2 * (1 + 3)) / (5 + 2), rel=1e-9)
 
 
 def test_measured_steps_replace_the_assumption_and_scale_the_cells_that_have_none(

@@ -330,11 +330,7 @@ def estimate(
         workers[planned.arm.backbone.name] = plan.workers(planned)
         search_trials += plan.search_trials(planned)
         # The edge guard may extend a search whose best rate lies at the end of its range.
-        # Of the cells that share a study the first counts it.
-        if plan.search_trials(planned):
-            search_trials_at_most += plan.config.search.most_trials(
-                planned.learning_rate, plan.choices(planned)
-            )
+        search_trials_at_most += plan.search_trials_at_most(planned)
         confirm_runs += plan.confirm_runs(planned)
     return {
         "cells": len(plan.cells),
@@ -377,7 +373,7 @@ def _optimizer_steps(plan: Plan) -> int | None:
         per_trial = steps_at_most(plan.config, cell.task)
         if per_trial is None:
             return None
-        total += per_trial * plan.trials_of(cell)
+        total += per_trial * plan.trials_at_most(cell)
     return total
 
 

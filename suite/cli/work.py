@@ -6,9 +6,10 @@ A training step of an arm with N parameters, of which M train, costs for each to
                 the new parts alone,
     2 M         gradients of weights;
 a token passes through half of an encoder-decoder. The bound takes every example as long as the cut
-allows and every epoch and trial as run; it leaves out evaluation, loading and the optimizer. Once
-trials of the sweep have ended, their measured time replaces the assumed speed: for their own cells
-as it is, for the others as the ratio of measured to assumed time.
+allows, and every epoch and trial as run, with those that the edge guard may add; it leaves out
+evaluation, loading and the optimizer. Once trials of the sweep have ended, their measured time
+replaces the assumed speed: for their own cells as it is, for the others as the ratio of measured to
+assumed time.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ def _hours(plan: Plan, cell: PlannedCell, step_s: float) -> float | None:
     steps = steps_at_most(plan.config, cell.task)
     if steps is None:
         return None
-    return plan.trials_of(cell) * steps * step_s / SECONDS_PER_HOUR
+    return plan.trials_at_most(cell) * steps * step_s / SECONDS_PER_HOUR
 
 
 def _device_s_per_step(trials: Iterable[Trial]) -> float | None:

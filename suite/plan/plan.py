@@ -106,6 +106,13 @@ class Plan:
             return self.config.search.trials
         return self.choices(cell)
 
+    def search_trials_at_most(self, cell: PlannedCell) -> int:
+        """The same with all trials that the edge guard may add."""
+        budget = self.search_trials(cell)
+        if not budget or cell.learning_rate.fixed:
+            return budget
+        return self.config.search.most_trials(cell.learning_rate, choices=0)
+
     def choices(self, cell: PlannedCell) -> int:
         """Architectures and batch sizes among which the study of a cell chooses."""
         shared = self.study_of(cell)
@@ -132,6 +139,10 @@ class Plan:
     def trials_of(self, cell: PlannedCell) -> int:
         """Search trials and confirm runs, as far as they are certain."""
         return self.search_trials(cell) + self.confirm_runs(cell)
+
+    def trials_at_most(self, cell: PlannedCell) -> int:
+        """The same with all trials that the edge guard may add."""
+        return self.search_trials_at_most(cell) + self.confirm_runs(cell)
 
     @property
     def total_trials(self) -> int:
