@@ -21,6 +21,7 @@ from typing import Any
 import matplotlib.figure
 import plotly.graph_objects
 import pytest
+from matplotlib.text import Text
 
 from suite.config.reference import Reference
 from suite.config.space import LearningRateRange
@@ -487,6 +488,26 @@ def test_of_many_arms_only_those_of_the_front_are_named(report: Report) -> None:
     )
     named = {label for mark in chart.marks if isinstance(mark, Points) for label in mark.labels}
     assert named == {r["label"] for r in chart.table.rows if r["on_front"]} and 0 < len(named) < 14
+
+
+@pytest.mark.parametrize("panels", [1, 4])
+def test_names_in_a_picture_do_not_cover_each_other(report: Report, panels: int) -> None:
+    chart = charts.score_against_memory(report, "agreement")
+    assert chart is not None
+    points = [mark for mark in chart.marks if isinstance(mark, Points) and mark.labels]
+    marks = [
+        replace(mark, x=[1.0 + n / 50], y=[80.0], low=[70.0], high=[90.0])
+        for n, mark in enumerate(points * 3)
+    ]
+    axis = replace(chart.x, log=False, limits=(0.0, 2.0))
+    figure = static.draw([replace(chart, marks=marks, x=axis)] * panels)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = [Text.get_window_extent(label) for label in axes.texts]
+        assert len(boxes) == 12
+        for n, box in enumerate(boxes):
+            # The edges of two boxes may touch.
+            assert not any(box.padded(-0.5).overlaps(other) for other in boxes[:n])
 
 
 def test_confirm_runs_whose_energy_is_not_known_are_said_not_to_be(report: Report) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import singledispatch
-from itertools import cycle
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation, Text
 from matplotlib.ticker import MaxNLocator
 
 from suite.files import replacing
@@ -44,9 +46,10 @@ LINES: dict[str, Any] = {
 COLOUR_MAP = "Blues"
 # Above this shade, black text cannot be read.
 DARK_SHADE = 0.55
-# Offset of a label from its point, in points of the page.
-ABOVE = 6
-BELOW = -12
+# Where a label may lie, the first places first: distances from its point, in points of the page,
+# and directions in degrees.
+DISTANCES = (6, 12, 20, 32, 48, 70)
+DIRECTIONS = (90, 270, 0, 180, 45, 315, 135, 225, 20, 340, 160, 200)
 
 
 def draw(charts: Sequence[Chart], columns: int = 4) -> Figure:
@@ -67,6 +70,12 @@ def draw(charts: Sequence[Chart], columns: int = 4) -> Figure:
             _panel(axis, charts[place], small=many)
         else:
             axis.set_axis_off()  # the last row may not be full
+    labelled = [axis for axis in axes.flat if any(isinstance(t, Annotation) for t in axis.texts)]
+    if labelled:
+        # Settles the layout, which costs as much as drawing.
+        figure.draw_without_rendering()
+    for axis in labelled:
+        _place_labels(axis)
     return figure
 
 
@@ -173,20 +182,66 @@ def _points(mark: Points, axes: Axes, chart: Chart) -> None:
             options["markerfacecolor"] = "none"
     axes.plot(x, y, **options)
     _error_bars(mark, x, y, axes, colour)
-    # Labels lie above and below in turns, so that neighbours do not cover each other.
-    offsets = cycle((ABOVE, BELOW))
-    if len(mark.labels) == 1 and (mark.style or 0) % 2 == 1:
-        next(offsets)  # the neighbour of a single point is the point of the next style
     for i, label in enumerate(mark.labels):
-        axes.annotate(
+        text = axes.annotate(
             plain(label),
             (x[i], y[i]),
-            xytext=(0, next(offsets)),
+            xytext=(0, DISTANCES[0]),
             textcoords="offset points",
             ha="center",
+            va="center",
             fontsize="x-small",
             zorder=4,
+            # A line to its point.
+            arrowprops={"arrowstyle": "-", "color": GREY, "lw": 0.5, "shrinkA": 0, "shrinkB": 6},
         )
+        # It gets its place once the layout is settled.
+        text.set_in_layout(False)
+
+
+def _place_labels(axes: Axes) -> None:
+    """Move each label to where it covers no point, interval or other label, or the least of them.
+
+    The layout must be settled, because places are measured in pixels.
+    """
+    scale = axes.figure.dpi / 72
+    # Boxes as left, bottom, right and top.
+    taken = []
+    for line in axes.lines:
+        # The caps of intervals are lines too, and have markers.
+        if line.get_marker() != "None":
+            for x, y in line.get_transform().transform(line.get_xydata()):
+                taken.append((x - 4 * scale, y - 4 * scale, x + 4 * scale, y + 4 * scale))
+    for bars in axes.collections:
+        for path in bars.get_paths():
+            taken.append(path.get_extents(bars.get_transform()).padded(scale).extents)
+    for label in axes.texts:
+        if not isinstance(label, Annotation):
+            continue
+        # Without the line to its point, which belongs to an annotation.
+        size = np.array(Text.get_window_extent(label).size)
+        point = axes.transData.transform(label.xy)
+        assert label.arrow_patch is not None
+        least = math.inf
+        for far, degrees in product(DISTANCES, DIRECTIONS):
+            turn = np.array((math.cos(math.radians(degrees)), math.sin(math.radians(degrees))))
+            move = turn * (far * scale + size / 2)
+            box = (*(point + move - size / 2), *(point + move + size / 2))
+            # What lies outside the axes is as bad as what lies on something.
+            cost = _overlaps(box, taken) + size.prod() - _overlaps(box, [axes.bbox.extents])
+            if cost < least - 1e-6:
+                least, best = cost, box
+                label.set_position(tuple(move / scale))
+                # A label beside its point needs no line to it.
+                label.arrow_patch.set_visible(far > DISTANCES[0])
+        taken.append(best)
+
+
+def _overlaps(box: Sequence[float], others: Sequence[Sequence[float]]) -> float:
+    """The area of a box that lies on others."""
+    mine, theirs = np.array(box), np.reshape(others, (-1, 4))
+    sides = np.minimum(mine[2:], theirs[:, 2:]) - np.maximum(mine[:2], theirs[:, :2])
+    return float(sides.clip(0).prod(1).sum())
 
 
 def _error_bars(
