@@ -370,7 +370,8 @@ def test_init_writes_a_task_and_a_sweep_that_can_be_run(suite: Suite, write: Wri
     assert all(finding.level != "fail" for finding in findings)
     dry = ("run", "s.yaml", "--dry-run", "--set", "training.batch_size=16")
     code, out, err = suite(*dry)
-    assert (code, err) == (0, "") and "steps      240 " in out
+    # 30 trials and nine of the edge guard, of eight steps each.
+    assert (code, err) == (0, "") and "steps      312 " in out
     code, _, err = suite(*dry, "--set", "limit.train=8")
     assert code == 2 and "only 8 training rows; use a smaller batch_size" in err
     code, _, err = suite("run", "quickstart", "--dry-run", "--set", "limit.train=8")
