@@ -139,8 +139,8 @@ def lm_eval(
     exported = what is not None and Path(what).is_dir()
     if sweep is not None and (backbone is not None or exported):
         raise ConfigError(
-            f"--sweep {sweep}: means confirmed runs of that sweep, and --backbone or DIR do not;"
-            " leave one of the two out"
+            f"--sweep {sweep}: means the confirmed runs of that sweep, and --backbone or DIR means"
+            " another model; leave one of the two out"
         )
     _refuse_idle(_typed(context), untrained=backbone is not None, exported=exported)
     config = _config(

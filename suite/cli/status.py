@@ -88,7 +88,10 @@ def status(
         )
     lost = lost_specs(place)
     if lost:
-        put("\n".join(["warning: trials that no count below holds:", *lost, MEND_SPEC]), err=True)
+        put(
+            "\n".join(["warning: finished trials that are in no count below:", *lost, MEND_SPEC]),
+            err=True,
+        )
     # A table per sweep for a person, one list of rows for a program.
     if fmt.for_people:
         for name in names:

@@ -13,7 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from suite.doctor.finding import Finding, fail, ok, warn
 from suite.doctor.machine import unwritable
-from suite.doctor.places import refused
+from suite.doctor.places import read_only, refused
 from suite.errors import TrackingError
 from suite.storage.databases import check_local, with_deadlines
 from suite.tracking.schema import revision
@@ -102,11 +102,7 @@ def _tried(uri: str, text: str, *statements: str) -> Finding:
     with create_engine(with_deadlines(uri), poolclass=NullPool).connect() as connection:
         why = refused(connection, *statements)
     if why is not None:
-        return fail(
-            "mlflow",
-            found=f"{text}, cannot be written: {without_password(why)}",
-            remedy="give its user the right to write there",
-        )
+        return read_only("mlflow", text, without_password(why))
     return ok("mlflow", found=f"{text}, can be written")
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 
 from suite.doctor.finding import Finding, fail, ok
 from suite.doctor.machine import unwritable
-from suite.doctor.places import refused
+from suite.doctor.places import read_only, refused
 from suite.errors import TrackingError
 from suite.plan.optuna_trials import quiet
 from suite.redact import redact
@@ -100,11 +100,7 @@ def _judged(connection: Connection, tables: Collection[str], text: str) -> Findi
         )
     why = refused(connection, f"INSERT INTO studies (study_name) VALUES ('{TRIED}')")  # noqa: S608 - a constant
     if why is not None:
-        return fail(
-            "optuna",
-            found=f"{text}, cannot be written: {redact(why)}",
-            remedy="give its user the right to write there",
-        )
+        return read_only("optuna", text, redact(why))
     return ok("optuna", found=f"{text}, the schema of this Optuna, can be written")
 
 

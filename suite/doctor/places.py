@@ -91,6 +91,15 @@ def storage(url: str) -> Finding:
     return ok("storage", found=text)
 
 
+def read_only(check: str, text: str, why: str) -> Finding:
+    """Say that a database answers and cannot be written to."""
+    return fail(
+        check,
+        found=f"{text}, cannot be written: {why}",
+        remedy="give its user the right to write there",
+    )
+
+
 def refused(connection: Connection, *statements: str) -> str | None:
     """Why a database does not take these statements; None = it does. Nothing of them stays.
 

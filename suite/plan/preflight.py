@@ -36,8 +36,8 @@ def check_home(home: Home) -> None:
     """Check that a home can be written to, without writing; it need not exist yet.
 
     Raises:
-        ResourceError: Another user may have prepared it, it cannot be written to, it or a folder
-            in it is no folder or a link to nothing, or its disk is full.
+        ResourceError: Another user may have prepared it, it cannot be written to, it, or
+            a folder in it, is no folder or a link to nothing, or its disk is full.
     """
     for part in PARTS:
         home.part(part)
@@ -82,8 +82,8 @@ def check_records(states: Mapping[str, CellState], home: Home) -> None:
     """Refuse to go on from damaged records, on which what is proposed next would rest.
 
     Raises:
-        ConfigError: A record is damaged, or a finished trial does not say any more what it was; the
-            message names all that are.
+        ConfigError: A record is damaged, or a finished trial no longer says what it was. The
+            message names them all.
     """
     known = {trial.folder.hash for state in states.values() for trial in state.trials}
     lost = lost_specs(home, known=known)

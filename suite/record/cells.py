@@ -119,7 +119,7 @@ def read_cells(home: Home, sweep: str) -> dict[str, Cell]:
 
 
 def lost_specs(home: Home, *, known: Container[str] = ()) -> list[str]:
-    """Say which trials of a home have ended and do not say any more what they were.
+    """Name the trials of a home that have ended and no longer say what they were.
 
     Nobody can tell whose they are: a folder's name is a hash.
 
