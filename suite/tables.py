@@ -149,7 +149,7 @@ def ragged_row(path: Path, text: str, delimiter: str) -> str | None:
         for line, values in _records(text, delimiter):
             columns = columns or len(values)
             if len(values) != columns:
-                shown = _short(delimiter.join(values))
+                shown = shortened(delimiter.join(values))
                 return (
                     f"{path}:{line}: {len(values)} values, expected {columns} as in the first "
                     f"line: {shown!r}; a value that holds {delimiter!r} or a line end needs "
@@ -208,7 +208,7 @@ def _decoded(path: Path, content: bytes, encoding: str | None) -> str:
         line = content.count(b"\n", 0, error.start) + 1
         raw = content.split(b"\n")[line - 1].removesuffix(b"\r")
         # what it would be as the most common other encoding lets a person decide
-        guess = _short(raw.decode("cp1252", errors="replace"))
+        guess = shortened(raw.decode("cp1252", errors="replace"))
         raise DataError(
             f"{path}:{line}: not {encoding} text; save the file as UTF-8 (a spreadsheet: CSV "
             f"UTF-8), or give its encoding: as cp1252 (Windows, western Europe) the line is "
@@ -251,11 +251,36 @@ def _found_delimiter(path: Path, text: str) -> str:
     return best
 
 
-def _records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Every row of a CSV text that is not empty, with the line at which it begins, from 1."""
+def check_quotes(path: Path, text: str, delimiter: str) -> None:
+    """Check that every quote which opens a value of a CSV text also closes it.
+
+    A quote without its partner takes all rows up to the next quote into one value.
+
+    Raises:
+        DataError: One does not; the message names the line at which its row begins.
+    """
+    reader = _reader(text, delimiter, strict=True)
+    begins = 1
+    try:
+        for _ in reader:
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"{path}:{begins}: the row that begins here opens a value with a quote and does not "
+            f"close the value with the next one ({error}); put quotes around the whole value, and "
+            'double those inside it ("he said ""no""")'
+        ) from None
+
+
+def _reader(text: str, delimiter: str, *, strict: bool = False) -> Any:
     # the module's limit of 128 KiB is less than a long document
     csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=strict)
+
+
+def _records(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Every row of a CSV text that is not empty, with the line at which it begins, from 1."""
+    reader = _reader(text, delimiter)
     begins = 1
     for values in reader:
         if values:
@@ -295,6 +320,7 @@ def _csv(path: Path, text: str, delimiter: str) -> Table:
         raise DataError(
             ragged_row(path, text, delimiter) or f"{path}: not readable as CSV: {error}"
         ) from error
+    check_quotes(path, text, delimiter)
     lines = [line for line, _ in _records(text, delimiter)][1:]
     # the two readers agree on what a row is, or a line named in an error would be wrong
     if len(lines) != table.num_rows:
@@ -321,6 +347,12 @@ def _json(path: Path, text: str) -> Table:
                 where = f"{path}:{line}"
                 rows.append(_object(_loads(written, where=where), where=where))
                 lines.append(line)
+    # how pandas writes a table unless it is told otherwise
+    if len(rows) == 1 and rows[0] and all(isinstance(held, dict) for held in rows[0].values()):
+        raise DataError(
+            f"{path}: holds one object of columns, expected one object a row; "
+            'from pandas write to_json(path, orient="records", lines=True)'
+        )
     names: dict[str, None] = {}
     for row in rows:
         names.update(dict.fromkeys(row))
@@ -338,7 +370,7 @@ def _loads(text: str, *, where: str) -> Any:
         if isinstance(error, json.JSONDecodeError):
             why = f"{error.msg} at character {error.pos + 1}"
         raise DataError(
-            f"{where}: not JSON: {why} in {_short(text)!r}; "
+            f"{where}: not JSON: {why} in {shortened(text)!r}; "
             "expected one object a line, or one array of objects"
         ) from None
     # Python holds half a pair of surrogates, which no encoding does, and neither does pyarrow.
@@ -355,7 +387,7 @@ def _loads(text: str, *, where: str) -> Any:
 
 def _object(row: Any, *, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise DataError(f"{where}: got {_short(json.dumps(row))}, expected an object {{...}}")
+        raise DataError(f"{where}: got {shortened(json.dumps(row))}, expected an object {{...}}")
     return row
 
 
@@ -370,7 +402,9 @@ def _array(values: list[Any], *, where: str) -> Any:
     texts = []
     for value in values:
         if isinstance(value, list | dict):
-            raise DataError(f"{where}: some rows hold {_short(json.dumps(value))}, others do not")
+            raise DataError(
+                f"{where}: some rows hold {shortened(json.dumps(value))}, others do not"
+            )
         if value is None or isinstance(value, str):
             texts.append(value)
         # how pandas keeps a gap among texts, and Python writes it as JSON
@@ -404,7 +438,8 @@ def _several(names: list[str], name: str) -> str:
     return f"column {name!r} is there {names.count(name)} times; rename or remove all but one"
 
 
-def _short(text: str) -> str:
+def shortened(text: str) -> str:
+    """A value for an error: its first 60 characters."""
     if len(text) <= SHOWN_CHARACTERS:
         return text
     return f"{text[:SHOWN_CHARACTERS]}..."

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
@@ -152,6 +153,18 @@ def test_holding_out_all_of_train_is_refused() -> None:
 def test_half_of_one_validation_row_is_an_empty_split() -> None:
     with pytest.raises(DataError, match="split 'validation' is empty"):
         plan_splits(SplitConfig(), {"train": 10, "validation": 1}, LimitConfig(), where="t")
+
+
+def test_groups_that_do_not_fit_are_told_as_the_reason() -> None:
+    groups = {"train": np.repeat(np.arange(4), 100)}
+    with pytest.raises(DataError, match=r"no group fits into the 80 rows of splits\.held_out"):
+        plan_splits(
+            SplitConfig(rule="held-out", held_out=80),
+            {"train": 400},
+            LimitConfig(),
+            where="t",
+            groups=groups,
+        )
 
 
 def test_mnli_chooses_on_mismatched_and_reports_matched() -> None:
@@ -413,6 +426,18 @@ def test_a_csv_file_of_another_encoding_says_how_to_save_it(encoding: str, root:
     with pytest.raises(
         DataError, match=r"train\.csv: not all of it is UTF-8 text; save it as UTF-8"
     ):
+        prepared(root)
+
+
+@pytest.mark.parametrize("label", ["0,1", '"0'])
+def test_a_row_that_is_cut_in_another_encoding_is_no_traceback(label: str, root: Path) -> None:
+    as_csv(root)
+    text = f'a,b,label\ncafé,y,0\n"x,y,{label}\n'
+    (root / HUB / "default" / "train.csv").write_text(text, encoding="latin-1")
+    with pytest.raises(DataError, match=r"train\.csv: not all of it is UTF-8 text"):
+        prepared(root)
+    (root / HUB / "default" / "train.csv").write_text(text)
+    with pytest.raises(DataError, match=r"train\.csv:3: the row that begins here opens a value"):
         prepared(root)
 
 

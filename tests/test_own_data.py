@@ -147,6 +147,9 @@ def test_a_row_may_be_longer_than_a_block_of_the_reader(tmp_path: Path) -> None:
         ("", r"rows\.csv: is empty; expected a first line with the names"),
         ("text,label\na,good\nb,\n", r"rows\.csv:3: no label in column 'label'"),
         ("text,klass\na,good\nb,bad\n", r"unknown column 'label'; known: klass, text"),
+        ('text,label\na,x\n"b,y\nc,x\n"d,y\n', r"rows\.csv:3: the row that begins here opens"),
+        ('text,label\na,x\n"b\nc",y\nd,"x\n', r"rows\.csv:5: the row .*unexpected end of data"),
+        ('text,label\n"he said \\"hi\\" 0",x\n', r"rows\.csv:2: the row that begins here"),
     ],
 )
 def test_a_bad_row_is_named_by_its_line(content: str, said: str, write: Write) -> None:
@@ -167,6 +170,7 @@ def test_a_bad_row_is_named_by_its_line(content: str, said: str, write: Write) -
         (['{"text": "\\ud800", "label": "x"}'], r"rows\.jsonl:1: holds half a .*'\\ud800'"),
         (['{"text": ["\\uDC00"], "label": "x"}'], r"rows\.jsonl:1: holds half a character"),
         (['{"text": "a", "label": ["x", "y"]}'], r"rows\.jsonl:1: .*a task for each column"),
+        (['{"text": {"0": "a"}, "label": {"0": "x"}}'], r'one object of columns.*orient="records"'),
     ],
 )
 def test_a_bad_line_of_json_is_named(lines: list[str], said: str, write: Write) -> None:
@@ -236,6 +240,63 @@ def test_positions_and_words_are_told_apart_by_all_files(write: Write) -> None:
         "train": [0, 1, 2, 3],
         "validation": [1, 2, 3, 3],
     }
+
+
+def test_a_number_that_is_no_word_is_named_and_not_another(write: Write) -> None:
+    for split, labels in (("train", ["1", "5"]), ("validation", ["2", "0"])):
+        rows = [{"text": f"{split} {n}", "label": label} for n, label in enumerate(labels)]
+        Path(f"{split}.csv").write_text(csv_text(rows))
+    files = {"train": "train.csv", "validation": "validation.csv"}
+    task = load_task_file(write(files, label={"words": ["1", "2", "3", "4", "5"]}))
+    with pytest.raises(DataError, match=r"validation\.csv:3: column 'label' holds '0', expected"):
+        labels_of(task)
+
+
+@pytest.mark.parametrize("labels", [("0.0", "1.0"), ("False", "True"), ("FALSE", "TRUE")])
+def test_positions_are_read_as_tables_write_them(labels: tuple[str, str], write: Write) -> None:
+    rows = [{"text": f"t{n}", "label": labels[n % 2]} for n in range(10)]
+    Path("rows.csv").write_text(csv_text(rows))
+    task = load_task_file(write({"files": "rows.csv"}, label={"words": ["neg", "pos"]}))
+    assert labels_of(task) == [0, 1] * 5
+
+
+def test_a_label_may_lie_inside_of_a_column(write: Write) -> None:
+    rows = [{"text": f"t{n}", "meta": {"label": ("bad", "good")[n % 2]}} for n in range(10)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    columns = {"label": "meta.label"}
+    task = load_task_file(write({"files": "rows.jsonl", "columns": columns}))
+    assert {*labels_of(task)} == {0, 1}
+    columns = {"label": "meta.lable"}
+    with pytest.raises(DataError, match=r"column 'meta' \(struct<.*>\) holds no lable"):
+        load_task_file(write({"files": "rows.jsonl", "columns": columns}))
+
+
+def test_a_row_in_two_files_is_found_in_whatever_form(write: Write) -> None:
+    rows = [{"id": n, **row} for n, row in enumerate(ROWS)]
+    Path("train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Path("validation.csv").write_text(csv_text(rows[-9:]))
+    files = {"train": "train.jsonl", "validation": "validation.csv"}
+    task = load_task_file(write(files, id="id"))
+    with pytest.raises(DataError, match=r"'51' names row 51 of split 'train' and row 0 of split"):
+        TaskRows.read(task, None)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"files": ""}, "'': expected a file that ends in"),
+        ({"files": "rows.csv", "delimiter": "§"}, "'§': expected one ASCII character"),
+        ({"files": "rows.csv", "delimiter": '"'}, "expected one ASCII character, no quote"),
+        ({"files": "rows.csv", "encoding": "base64"}, "'base64' is no encoding that Python"),
+        ({"files": "rows.csv", "encoding": "undefined"}, "'undefined' is no encoding that Python"),
+    ],
+)
+def test_what_no_file_can_be_read_with_is_refused(
+    data: dict[str, str], said: str, write: Write
+) -> None:
+    Path("rows.csv").write_text(csv_text())
+    with pytest.raises(ConfigError, match=said):
+        load_task_file(write(data))
 
 
 def test_yes_and_no_without_quotes_are_explained(write: Write) -> None:
@@ -430,6 +491,32 @@ def test_init_says_which_splits_a_file_can_be_of(suite: Suite, write: Write) -> 
     code, _, err = suite("init", "--data", "tran=rows.csv", "--text", "text", "--label", "label")
     assert code == 2 and "--data tran=rows.csv: no such file" in err
     assert "before = stands one of train, validation, test" in err
+
+
+def test_init_reads_the_file_that_was_named(
+    suite: Suite, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "inner"
+    for folder, text in ((tmp_path, "right"), (inner, "wrong")):
+        (folder / "data").mkdir(parents=True)
+        rows = [{"text": f"{text} {n}", "label": n % 2} for n in range(50)]
+        (folder / "data/rows.csv").write_text(csv_text(rows))
+    # a task in inner/tasks would find inner/data by the same name
+    monkeypatch.chdir(inner)
+    given = ("--data", "../data/rows.csv", "--text", "text", "--label", "label")
+    assert suite("init", *given)[0] == 0
+    task = load_task_file(Path("tasks/rows.yaml"))
+    texts = read_splits(task, open_source(task, None))["train"]["text"].to_pylist()
+    assert texts[0].startswith("right")
+
+
+def test_init_makes_a_range_of_numbers_of_any_size(suite: Suite, write: Write) -> None:
+    rows = [{"text": f"t{n}", "label": (n - 20) * 7.5e306} for n in range(40)]
+    Path("mean.csv").write_text(csv_text(rows))
+    given = ("--data", "mean.csv", "--text", "text", "--label", "label")
+    assert suite("init", *given)[0] == 0
+    # no task may have the name of the mean over tasks
+    assert "range: [-1.5e+308, 1.42" in Path("tasks/own-mean.yaml").read_text()
 
 
 def test_init_never_hides_a_shipped_task_nor_overwrites_one(suite: Suite, write: Write) -> None:

@@ -21,6 +21,7 @@ from suite.cli.sweep_text import Answers, Budget, sweep_text
 from suite.errors import ConfigError, SuiteError, UnknownNameError
 
 if TYPE_CHECKING:
+    from suite.config.task_base import FileData
     from suite.plan.plan import Plan
 
 T = TypeVar("T")
@@ -208,6 +209,7 @@ def _own_task(
 
     files = files_of(given, delimiter, encoding)
     path = _task_path(Path(files.paths["train"]), force=force)
+    files = _not_mistaken(files, path)
     columns = ", ".join(read_file(files, "train").columns)
 
     def read_texts(answer: str) -> tuple[str, ...]:
@@ -242,12 +244,30 @@ def _own_task(
     return _OwnTask(path, *task_text(Files(files, texts, answer)))
 
 
+def _not_mistaken(files: FileData, path: Path) -> FileData:
+    """The files, with whole paths where a task's file would find others by these names.
+
+    A task looks beside its own file first, and `--data` in the working folder.
+    """
+    from suite.config.own_data import folder_of
+    from suite.config.task_base import FILE_KEYS
+
+    found = folder_of(files, path)
+    whole = {}
+    for key in FILE_KEYS:
+        name = getattr(files, key)
+        if name is not None and (found / name).resolve() != Path(name).resolve():
+            whole[key] = str(Path(name).resolve())
+    return files.model_copy(update=whole)
+
+
 def _task_path(data: Path, *, force: bool) -> Path:
     """Where the task on a file is written: in `tasks/`, by the name of the file.
 
     Raises:
         ConfigError: A task stands there already.
     """
+    from suite.config.reference import MEAN
     from suite.registry import yaml_names
 
     stem = re.sub(r"[^\w-]+", "-", data.name.split(".")[0]).strip("-_") or "mine"
@@ -255,7 +275,8 @@ def _task_path(data: Path, *, force: bool) -> Path:
     path = folder / f"{stem}.yaml"
     known = yaml_names("tasks").get(stem)
     # A task that the suite brings keeps its name, or tables would show two things as one.
-    if known is not None and known.resolve() != path.resolve():
+    # Nor may a task be called as the mean over tasks is.
+    if stem == MEAN or (known is not None and known.resolve() != path.resolve()):
         path = folder / f"own-{stem}.yaml"
     if path.exists() and not force:
         raise ConfigError(f"{path}: is there already; --force overwrites it")

@@ -46,6 +46,11 @@ def files_of(given: Sequence[str], delimiter: str | None, encoding: str | None) 
     for item in given:
         split, equals, path = item.partition("=")
         if not equals or split not in FILE_SPLITS:
+            if equals and not Path(item).is_file():
+                raise DataError(
+                    f"--data {item}: no such file (looked from {Path.cwd()}); "
+                    f"before = stands one of {', '.join(FILE_SPLITS)}"
+                )
             split = "files"
             path = item
         if split in keys:
@@ -58,10 +63,7 @@ def files_of(given: Sequence[str], delimiter: str | None, encoding: str | None) 
     data = validate(FileData, {**keys, **more}, where="--data")
     for path in data.paths.values():
         if not (Path.cwd() / path).is_file():
-            hint = ""
-            if "=" in path:
-                hint = f"; before = stands one of {', '.join(FILE_SPLITS)}"
-            raise DataError(f"--data {path}: no such file (looked from {Path.cwd()}){hint}")
+            raise DataError(f"--data {path}: no such file (looked from {Path.cwd()})")
     return data
 
 
@@ -156,7 +158,8 @@ def _task_names(columns: Sequence[str]) -> dict[str, str]:
 def _number_range(found: Labels) -> dict[str, Any]:
     assert found.low is not None and found.high is not None
     # a round step: 1, 2 or 5 times a power of ten
-    step = (found.high - found.low) / NUMBER_STEPS
+    # each divided, since their difference may be more than a float holds
+    step = found.high / NUMBER_STEPS - found.low / NUMBER_STEPS
     power = 10.0 ** math.floor(math.log10(step))
     for factor in (1.0, 2.0, 5.0, 10.0):
         if factor * power >= step:

@@ -17,7 +17,7 @@ from typing import Any
 from suite.config.loader import Lines, validate
 from suite.config.task_base import FILE_KEYS, FileData
 from suite.errors import ConfigError, DataError, UnknownNameError
-from suite.tables import Table, form_of, read_table, sha256_of
+from suite.tables import Table, form_of, read_table, sha256_of, shortened
 
 MOST_WORDS = 1000
 """Different labels that are taken for classes, ours; ImageNet has as many."""
@@ -55,7 +55,7 @@ def with_own_files(data: dict[str, Any], lines: Lines, *, path: Path) -> dict[st
             raise UnknownNameError("key", key, known, where=f"{path}:{line}: data")
     inside = {key[1:]: line for key, line in lines.items() if key[0] == "data"}
     files = validate(FileData, given, where=f"{path}: data", lines=inside)
-    folder = _folder_of(files, path)
+    folder = folder_of(files, path)
     hashes = {}
     for split, name in files.paths.items():
         hashes[split] = sha256_of(folder / name)
@@ -160,8 +160,9 @@ def label_texts(table: Table, column: str) -> list[str]:
     for row, value in enumerate(values):
         if isinstance(value, list | dict):
             raise DataError(
-                f"{table.place(row)}: column {column!r} holds {value!r}, expected one label a row; "
-                "for several, make a column of yes and no for each, and a task for each column"
+                f"{table.place(row)}: column {column!r} holds {shortened(repr(value))}, expected "
+                "one label a row; for several, make a column of yes and no for each, and a task "
+                "for each column"
             )
         # a gap in a column of numbers comes as NaN, and one of spaces looks empty
         if value is None or value != value or not str(value).strip():
@@ -179,14 +180,30 @@ def label_texts(table: Table, column: str) -> list[str]:
 
 
 def column_of(table: Table, name: str) -> Any:
-    """A column of a file.
+    """A column of a file, or with `answer.label` what column `answer` holds by the name `label`.
 
     Raises:
         UnknownNameError: It has no such column.
+        DataError: The column holds nothing of that name.
     """
-    if name not in table.columns:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # a name with a dot may be that of a column, as in the heading of a CSV file
+    if name in table.columns:
+        return table.columns[name]
+    outer, *inside = name.split(".")
+    if outer not in table.columns:
         raise UnknownNameError("column", name, table.columns, where=str(table.path))
-    return table.columns[name]
+    if not inside:
+        return table.columns[outer]
+    try:
+        return pc.struct_field(table.columns[outer], inside)
+    except (pa.ArrowException, TypeError) as error:
+        raise DataError(
+            f"{table.path}: column {outer!r} ({table.columns[outer].type}) holds no "
+            f"{'.'.join(inside)}"
+        ) from error
 
 
 def as_number(text: str) -> float | None:
@@ -213,14 +230,23 @@ def _table(path: Path, delimiter: str | None, encoding: str | None, sha256: str)
     return read_table(path, delimiter=delimiter, encoding=encoding)
 
 
-def _folder_of(files: FileData, path: Path) -> Path:
-    """The first folder that has all files of a task."""
+def folder_of(files: FileData, path: Path) -> Path:
+    """The first folder that has all files of a task.
+
+    Args:
+        files: The files.
+        path: The task's file, which need not be there yet.
+
+    Raises:
+        DataError: No folder has them all.
+    """
     searched = folders_searched(path)
     for folder in searched:
-        if all((folder / name).is_file() for name in files.paths.values()):
+        # resolved, so that ../data also leads out of a folder that is not there yet
+        if all((folder / name).resolve().is_file() for name in files.paths.values()):
             return folder
     for name in files.paths.values():
-        if not any((folder / name).is_file() for folder in searched):
+        if not any((folder / name).resolve().is_file() for folder in searched):
             there = []
             for folder in searched:
                 there += [str(file) for file in sorted(folder.iterdir()) if form_of(file)]

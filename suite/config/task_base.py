@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import math
 import string
 from collections.abc import Mapping
@@ -96,15 +95,26 @@ class FileData(Strict):
             raise ValueError("files holds all rows; beside validation or test, call it train")
         for path in self.paths.values():
             if form_of(Path(path)) is None:
-                raise ValueError(f"{path}: expected a file that ends in {EXPECTED}")
+                raise ValueError(f"{path or repr(path)}: expected a file that ends in {EXPECTED}")
         return self
+
+    @field_validator("delimiter")
+    @classmethod
+    def _readable_delimiter(cls, delimiter: str | None) -> str | None:
+        if delimiter is not None and (not delimiter.isascii() or delimiter in '"\r\n\0'):
+            raise ValueError(f"{delimiter!r}: expected one ASCII character, no quote or line end")
+        return delimiter
 
     @field_validator("encoding")
     @classmethod
     def _known_encoding(cls, encoding: str | None) -> str | None:
+        # decoded, since Python also knows encodings that are not of text, such as base64
         try:
-            codecs.lookup(encoding or "utf-8")
-        except LookupError:
+            b"a".decode(encoding or "utf-8")
+        except UnicodeDecodeError:
+            # half a character of UTF-16
+            pass
+        except (LookupError, UnicodeError):
             raise ValueError(
                 f"{encoding!r} is no encoding that Python knows; expected utf-8, utf-16, cp1252, "
                 "latin-1 or another"
@@ -114,8 +124,8 @@ class FileData(Strict):
     @property
     def paths(self) -> dict[str, str]:
         """The file of each split that has one, as it was typed; `files` is the split train."""
-        named = {"train": self.files or self.train, "validation": self.validation}
-        named["test"] = self.test
+        train = self.files if self.files is not None else self.train
+        named = {"train": train, "validation": self.validation, "test": self.test}
         return {split: path for split, path in named.items() if path is not None}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -83,10 +82,12 @@ def check_ids(tables: Mapping[str, pa.Table], task: TaskConfig, *, where: str) -
     """
     if task.id is None:
         return
-    seen: dict[Any, str] = {}
+    seen: dict[str, str] = {}
     for split, table in tables.items():
         for row, name in enumerate(table[task.id].to_pylist()):
             place = f"row {row} of split {split!r}"
+            # JSON holds 7 where CSV holds the text
+            name = str(name)
             if name in seen:
                 raise DataError(
                     f"{where}, column {task.id!r}: {name!r} names {seen[name]} and {place}; "

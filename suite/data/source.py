@@ -15,7 +15,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from suite.config.hashing import canonical_json
-from suite.config.own_data import as_number, label_texts, read_file
+from suite.config.own_data import WHOLE, as_number, label_texts, read_file
 from suite.config.task import (
     ClassificationTask,
     FileData,
@@ -29,13 +29,11 @@ from suite.config.task_files import TaskCode, code_of
 from suite.data.generators import generators
 from suite.data.generators.base import SPLITS
 from suite.errors import DataError, SuiteError
-from suite.tables import Table, csv_block_bytes, ragged_row
+from suite.tables import Table, check_quotes, csv_block_bytes, ragged_row
 
 HUB_TIMEOUT_S = 10.0
 SHOWN_NAMES = 20
 """File names shown in an error, at most."""
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
-"""First bytes of files that some spreadsheets call "Unicode text"."""
 CONVERTED = "refs/convert/parquet"
 """Revision of the hub's own conversion of data sets that came as a script."""
 
@@ -259,34 +257,38 @@ class FileSource(Source):
         if self.task is None or self.task.label.column not in columns:
             return table
         column = self.task.label.column
-        labels = _labels(file, self.names.get(column, column), self.task, words=self._has_words())
+        labels = _labels(file, self.names.get(column, column), self.task, no_word=self._no_word)
         return table.set_column(table.schema.get_field_index(column), column, labels)
 
-    def _has_words(self) -> bool:
-        """Whether every label of every file is one of the task's words.
+    @cached_property
+    def _no_word(self) -> str | None:
+        """The first label of all files that is none of the task's words, and where it stands.
 
         Asked of one file alone, 1 to 3 might be words there and positions in another.
         """
         assert self.task is not None
         column = self.names.get(self.task.label.column, self.task.label.column)
         words = {*(self.task.label.words or ())}
-        return all(
-            words.issuperset(label_texts(read_file(self.data, split), column))
-            for split in self.task.splits.sources
-        )
+        for split in self.task.splits.sources:
+            table = read_file(self.data, split)
+            for row, text in enumerate(label_texts(table, column)):
+                if text not in words:
+                    return f"{table.place(row)}: column {column!r} holds {text!r}"
+        return None
 
 
-def _labels(file: Table, column: str, task: LabelTask, *, words: bool) -> pa.Array:
+def _labels(file: Table, column: str, task: LabelTask, *, no_word: str | None) -> pa.Array:
     """The labels of a file: numbers, words, or positions of words.
 
     Args:
         file: A file of the task.
         column: Its column of labels.
         task: The task.
-        words: Whether labels are written out in all of the task's files.
+        no_word: Where a label is none of the task's words; None = in none of its files.
 
     Raises:
-        DataError: A number is asked for and a text is there.
+        DataError: A number is asked for and a text is there, or labels are words in some rows and
+            positions in others.
     """
     texts = label_texts(file, column)
     if task.is_regression:
@@ -301,15 +303,24 @@ def _labels(file: Table, column: str, task: LabelTask, *, words: bool) -> pa.Arr
             numbers.append(number)
         return pa.array(numbers, pa.float64())
     # words first: a star rating of 1 is the word "1", and not the second of the words
-    if words:
+    if no_word is None:
         return pa.array(texts)
-    positions = {"false": "0", "true": "1"}
+    truths = {"false": "0", "true": "1"}
     if task.label.true_first:
-        positions = {"true": "0", "false": "1"}
-    texts = [positions.get(text, text) for text in texts]
-    if all(text.isdecimal() for text in texts):
-        return pa.array([int(text) for text in texts], pa.int64())
-    return pa.array(texts)
+        truths = {"true": "0", "false": "1"}
+    # pandas writes True, a spreadsheet TRUE
+    positions = [truths.get(text.lower(), text) for text in texts]
+    if not all(WHOLE.fullmatch(text) for text in positions):
+        return pa.array(texts)
+    numbers = [int(float(text)) for text in positions]
+    words = task.label.words or ()
+    # numbers may be words, and then the one that is none of them is at fault
+    if all(0 <= number < len(words) for number in numbers) or not {*words}.intersection(texts):
+        return pa.array(numbers, pa.int64())
+    raise DataError(
+        f"{no_word}, expected one of the words {list(words)}, as in other rows; correct it, or "
+        f"write positions, 0 to {len(words) - 1}, in every row"
+    )
 
 
 class LocalSource(Source):
@@ -349,7 +360,7 @@ class LocalSource(Source):
         found["bytes_and_mtime_ns"] = files
         if any(self._path(split).suffix == ".csv" for split in self.splits):
             # raise this number when the same CSV file is read in another way
-            found["csv"] = 2
+            found["csv"] = 3
         return found
 
     def read(self, split: str, columns: Sequence[str]) -> pa.Table:
@@ -393,15 +404,6 @@ class LocalSource(Source):
             table = _read_file(path, lambda found: self._columns(split, found, columns), self.texts)
             return self._renamed(split, table, columns)
         except (pa.ArrowException, OSError) as error:
-            if path.suffix == ".csv" and ("UTF8" in str(error) or path.read_bytes()[:2] in UTF16):
-                raise DataError(
-                    f"{path}: not all of it is UTF-8 text; save it as UTF-8 "
-                    "(a spreadsheet: CSV UTF-8)"
-                ) from error
-            if path.suffix == ".csv":
-                ragged = ragged_row(path, path.read_text(encoding="utf-8"), ",")
-                if ragged is not None:
-                    raise DataError(ragged) from error
             kind = path.suffix.removeprefix(".")
             raise DataError(
                 f"{path}: not a readable {kind} file ({path.stat().st_size:,} bytes): {error}; "
@@ -487,6 +489,21 @@ def _listing(folder: Path) -> str:
     return f"{folder} there is: {shown or 'nothing'}"
 
 
+def _text_of(path: Path) -> str:
+    """The text of a CSV file of a data root.
+
+    Raises:
+        DataError: It is not UTF-8.
+        OSError: It cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: not all of it is UTF-8 text; save it as UTF-8 (a spreadsheet: CSV UTF-8)"
+        ) from error
+
+
 def _read_file(
     path: Path, choose: Callable[[Sequence[str]], list[str]], texts: Sequence[str]
 ) -> pa.Table:
@@ -500,14 +517,22 @@ def _read_file(
     if path.suffix != ".csv":
         with pq.ParquetFile(path) as file:
             return file.read(columns=choose(file.schema_arrow.names))
-    table = pacsv.read_csv(
-        path,
-        read_options=pacsv.ReadOptions(block_size=csv_block_bytes(path.stat().st_size)),
-        parse_options=pacsv.ParseOptions(newlines_in_values=True),
-        convert_options=pacsv.ConvertOptions(
-            column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=False
-        ),
-    )
+    text = _text_of(path)
+    check_quotes(path, text, ",")
+    try:
+        table = pacsv.read_csv(
+            path,
+            read_options=pacsv.ReadOptions(block_size=csv_block_bytes(path.stat().st_size)),
+            parse_options=pacsv.ParseOptions(newlines_in_values=True),
+            convert_options=pacsv.ConvertOptions(
+                column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=False
+            ),
+        )
+    except pa.ArrowException as error:
+        ragged = ragged_row(path, text, ",")
+        if ragged is None:
+            raise
+        raise DataError(ragged) from error
     chosen = choose(table.column_names)
     for name in chosen:
         # a CSV file may name two columns alike, and nothing says which one is meant

@@ -62,9 +62,15 @@ def plan_splits(
     parts = rules[config.rule](config, groups, where)
     for name, part in parts.items():
         if not len(part.rows):
+            advice = "use other splits"
+            if len(np.unique(groups[part.source])) < sizes[part.source]:
+                advice = (
+                    f"no group fits into the {config.held_out:,} rows of splits.held_out; raise "
+                    "it, or use other splits"
+                )
             raise DataError(
                 f"{where}: split {name!r} is empty (from {part.source!r} with "
-                f"{sizes[part.source]:,} rows); use other splits"
+                f"{sizes[part.source]:,} rows); {advice}"
             )
     # after the rule, so that a limit never moves a row from one split to another
     limited = {}
@@ -158,7 +164,7 @@ def _hold_out(config: SplitConfig, train: Rows, times: int, where: str) -> list[
     if times * config.held_out >= len(train):
         raise DataError(
             f"{where}: splits.held_out is {config.held_out:,}, but there are {len(train):,} "
-            "training rows; hold out fewer"
+            "training rows; hold out fewer (where it is not given, it is a fifth of a file's rows)"
         )
     # 0, 1, ...: the set that each row falls into
     number = (_places(train, "held out") - 1) // config.held_out
