@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sqlite3
 from contextlib import closing
@@ -597,6 +598,31 @@ def test_the_title_counts_seeds_of_scores_and_not_of_architectures_that_lost(
         out, _ = capsys.readouterr()
         assert ("not chosen" in out) == lost_too
         assert ", seeds: 2" in out and "0 to" not in out
+
+
+@pytest.mark.usefixtures("toy_roots")
+def test_the_edge_is_that_of_the_architecture_in_the_row(home: Home) -> None:
+    """On one task rank 8 is best, inside the range; over both it is rank 16, which rises to the end."""
+    search = {"per": "method", "sampler": "grid", "trials": 9}
+    sweep = toy_sweep(search=search, methods=["lora"], architectures="search")
+    sweep = sweep.model_copy(update={"tasks": ["toy", "toy2"]})
+    plan = make_plan(sweep, where="toy.yaml")
+    searched = plan.cells[0].learning_rate
+
+    def score(spec: TrialSpec) -> float:
+        # 0 at the lower end of the range, 1 at the upper one
+        place = math.log(spec.learning_rate / searched.low) / math.log(searched.high / searched.low)
+        rank = spec.arm.architecture["rank"]
+        if spec.task.name == "toy2":
+            return (95 if rank == 16 else 50) - 40 * (place - 0.5) ** 2
+        if rank == 16:
+            return 84 - 40 * (place - 1.2) ** 2
+        return (86 if rank == 8 else 60) - 40 * (place - 0.5) ** 2
+
+    store_definition(plan, home)
+    run_all(TrialQueue(plan, home, slots=1), home, score=score)
+    edges = {row.task: row.edge for row in sweep_rows(home, "toy") if row.chosen}
+    assert edges == {"toy": True, "toy2": False}
 
 
 def test_the_title_of_rows_that_share_nothing_else_is_their_seeds() -> None:

@@ -116,6 +116,10 @@ def test_a_search_that_was_measured_in_part_has_no_sum(tmp_path: Path) -> None:
     assert CellResults([], [measured]).of_search("energy_kwh") == pytest.approx(2.3e-5)
     assert CellResults([], [measured, mixed]).of_search("energy_kwh") is None
     assert CellResults([], [measured, mixed]).of_search("seconds") == pytest.approx(50.0)
+    # nor does one that was measured where the row's own energy was estimated
+    estimated = make_result(spec)
+    assert CellResults([estimated], [measured]).of_search("energy_kwh") is None
+    assert CellResults([measured], [measured]).of_search("energy_kwh") == pytest.approx(2.3e-5)
 
 
 def test_what_is_prepared_has_no_sum_of_a_measurement_and_an_estimate() -> None:

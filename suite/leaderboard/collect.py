@@ -19,6 +19,7 @@ from suite.config.hashing import short_hash
 from suite.config.reference import MEAN
 from suite.leaderboard.costs import selection_of
 from suite.leaderboard.fields import NAMES, Row, with_values
+from suite.leaderboard.measures import CellResults
 from suite.leaderboard.ranks import Known, with_ranks
 from suite.leaderboard.row import cell_row
 from suite.plan.cell_state import CellState, make_states
@@ -264,7 +265,8 @@ def _of_contest(
             for trial in states[other].searched:
                 if trial.result is not None:
                     ended.append(trial.result)
-    return selection_of(ended)
+    confirmed = [trial.result for trial in state.at_best if trial.result is not None]
+    return selection_of(CellResults(confirmed, ended))
 
 
 def _confirmed(

@@ -14,22 +14,20 @@ from suite.leaderboard.choice import TARGET_FRAC
 from suite.leaderboard.fields import Row, with_values
 from suite.leaderboard.measures import CellResults, mixes_energy, total
 from suite.plan.cell_state import CellStatus
-from suite.record.result import TrialResult
 
 FULL = "full"
 MIXED = "the energy of some confirm runs was measured, that of others estimated"
 
 
-def selection_of(searched: Sequence[TrialResult]) -> dict[str, float | None]:
-    """`selection_*` of a winner, from the search trials of all architectures that competed.
+def selection_of(results: CellResults) -> dict[str, float | None]:
+    """`selection_*` of a winner, whose search trials are those of all that competed.
 
     Frozen states that they share count once. Measured and estimated energy are not added.
     """
-    found = CellResults([], searched)
     return {
-        "selection_trials": len(searched),
-        "selection_s": found.of_search("seconds"),
-        "selection_energy_kwh": found.of_search("energy_kwh"),
+        "selection_trials": len(results.searched),
+        "selection_s": results.of_search("seconds"),
+        "selection_energy_kwh": results.of_search("energy_kwh"),
     }
 
 

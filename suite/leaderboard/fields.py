@@ -301,8 +301,8 @@ class Row:
         report=True,
         measure=of_search("energy_kwh"),
         meaning="energy of these trials, all phases; what they share counts once; null where "
-        "some was measured and some estimated, and where a trial failed or ran out of memory, "
-        "because such trials record no cost",
+        "some was measured and some estimated, here or in the confirm runs, and where a trial "
+        "failed or ran out of memory, because such trials record no cost",
     )
     status: str = text(
         "status",
@@ -315,8 +315,9 @@ class Row:
     arm: str = text("arm", default="", average=Average.SAME, report=True, meaning="key of the arm")
     edge: bool | None = flag(
         report=True,
-        meaning="whether scores may still rise beyond an end of the range that was searched; null "
-        "where the rate is fixed or not known",
+        meaning="whether scores may still rise beyond an end of the range that was searched: those "
+        "of the study, or the confirmed rate lies at an end; null where the rate is fixed or not "
+        "known",
     )
     search_s: float | None = number(
         unit="s",

@@ -31,6 +31,9 @@ class CellResults:
     def of_search(self, name: str) -> float | None:
         """Sum of a number over all phases of all search trials; None where one has none.
 
+        Energy is also None where it was estimated and that of the confirm runs measured, or the
+        other way round: a row says once how its energy is known.
+
         A trial that failed or ran out of memory records no phases, so nobody knows what it cost.
 
         What was computed from the data before the first step counts once, whichever trial did it,
@@ -48,7 +51,10 @@ class CellResults:
             for made in result.made_before:
                 prepared[made.key, made.made_by] = made.cost
         costs += prepared.values()
-        return _sum_of(name, costs)
+        trained = [run.phases.get("train") for run in self.confirmed]
+        if name == "energy_kwh" and partly_estimated([*costs, *trained]):
+            return None
+        return total(getattr(cost, name, None) for cost in costs)
 
 
 def _sum_of(name: str, costs: Collection[PhaseRecord | None]) -> float | None:

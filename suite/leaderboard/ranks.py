@@ -29,7 +29,7 @@ from suite.stats.interval import mean_interval
 from suite.stats.power import Power, power_of, spread_of
 from suite.stats.ranks import Rank, rank_groups, rank_text
 
-FORMAT = 6
+FORMAT = 7
 """Raised when ranks are computed in another way: all are then computed again."""
 ALONE = "no other finished row of this sweep, backbone and task"
 Place = tuple[str, str]

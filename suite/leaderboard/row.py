@@ -20,6 +20,7 @@ from suite.leaderboard.measures import CellResults, mean, spread
 from suite.leaderboard.preparation import with_known_gap
 from suite.leaderboard.validity import judge
 from suite.plan.cell_state import CellState
+from suite.plan.study import lies_at_end
 from suite.record.cells import Trial
 from suite.record.lm_eval import over_seeds, read_record
 from suite.record.references import printed
@@ -133,12 +134,16 @@ def _study(state: CellState) -> dict[str, Any]:
     curve = learning_rate_curve(state.searched)
     better = state.cell.task.higher_is_better
     edge = None
+    rate = state.best_learning_rate
     # A fixed rate has no range, and so no edge.
-    if state.best_learning_rate is not None and not searched.fixed:
+    if rate is not None and not searched.fixed:
         edge = study.edge is not None
+        # The guard looks at the best architecture of a study, which may be another one.
+        if study.ended is not None and lies_at_end(searched, rate):
+            edge = True
     return {
         "search_best": search_best(curve, higher_is_better=better),
-        "learning_rate": state.best_learning_rate,
+        "learning_rate": rate,
         "batch_size": state.best_batch_size,
         "edge": edge,
         "curve": curve,

@@ -174,11 +174,17 @@ def _rising_end(
     return None
 
 
+def lies_at_end(
+    searched: LearningRateRange, rate: float, *, ends: Sequence[End] = ("low", "high")
+) -> bool:
+    """Whether a learning rate lies at an end of the range, within a step of the model's grid."""
+    places = {"low": math.log10(searched.low), "high": math.log10(searched.high)}
+    return any(abs(math.log10(rate) - places[end]) <= STEP for end in ends)
+
+
 def _was_tried(searched: LearningRateRange, end: End, trials: Sequence[Trial]) -> bool:
-    """Whether a trial lies at an end of the range, within a step of the model's grid."""
-    place = math.log10(searched.low if end == "low" else searched.high)
-    rates = [trial.spec.learning_rate for trial in trials]
-    return any(abs(math.log10(rate) - place) <= STEP for rate in rates)
+    """Whether a trial lies at an end of the range."""
+    return any(lies_at_end(searched, trial.spec.learning_rate, ends=[end]) for trial in trials)
 
 
 def _stopped_early(study: Study, counted: Sequence[Trial], config: SearchConfig, fit: Fit) -> Study:

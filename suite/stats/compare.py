@@ -213,7 +213,8 @@ def variances(evidence: Evidence, *, pooled: bool = False) -> tuple[Values, Valu
     share = OWN
     if pooled and arms > 2 and count > 2:
         average = own.mean()
-        freedom[own <= average] *= arms
+        # Equal variances may differ from their mean in the last bit.
+        freedom[own <= average * (1 + 1e-9)] *= arms
         own = np.maximum(own, average)
         # A calm pair has all the degrees of freedom of the average.
         share = 1.0
