@@ -210,8 +210,12 @@ class Outcome:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the columns of the leaderboard that are read first."""
-        shown = ["task", "rank", "method", "score_mean", "ci_low", "ci_high", "learning_rate"]
-        html: str = self.leaderboard(rejected=True)[shown].to_html(index=False)
+        rows = self.leaderboard(rejected=True)
+        # An architecture that lost its contest has no score.
+        rows = rows[rows["status"] != "not chosen"]
+        arm = [name for name in ("backbone", "attention") if rows[name].nunique() > 1]
+        shown = ["task", "rank", *arm, "method", "score_mean", "ci_low", "ci_high", "learning_rate"]
+        html: str = rows[shown].to_html(index=False)
         return html
 
 
@@ -278,7 +282,7 @@ def run(
     else:
         ending = run_sweep(sweep.config, listeners=told, **options)
     uri = resolve_uri(place, tracking_uri)
-    return Outcome(place.path, sweep.config.name, uri, ending, tuple(followers))
+    return Outcome(place.path.resolve(), sweep.config.name, uri, ending, tuple(followers))
 
 
 def _followers(
@@ -312,14 +316,15 @@ def results(
         tracking_uri: MLflow store, as of `run`.
 
     Raises:
-        TrackingError: The home has no sweep, or several and none is named.
+        TrackingError: The home has no sweep.
+        ConfigError: It has several and none is named, or none of this name.
     """
     from suite.report.data import only_sweep
     from suite.tracking.store import resolve_uri
 
     place = _home(home)
     name = only_sweep(place.path, sweep, tracking_uri)
-    return Outcome(place.path, name, resolve_uri(place, tracking_uri))
+    return Outcome(place.path.resolve(), name, resolve_uri(place, tracking_uri))
 
 
 def trial(

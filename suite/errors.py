@@ -36,7 +36,7 @@ class UnknownNameError(ConfigError):
         self, kind: str, name: str, known: Iterable[str], *, where: str = "", advice: str = ""
     ) -> None:
         names = sorted(known)
-        near = get_close_matches(name, names, n=3, cutoff=0.5)
+        near = get_close_matches(str(name), names, n=3, cutoff=0.5)
         hint = f"known: {', '.join(names) or 'none'}"
         if near:
             hint = f"did you mean {' or '.join(near)}?"

@@ -75,9 +75,11 @@ def front_matter(restored: Restored, description: Description) -> dict[str, Any]
     front: dict[str, Any] = {
         "license": UNKNOWN,
         "library_name": LIBRARIES[description.format],
-        "base_model": base_name(restored),
-        "base_model_relation": "finetune" if description.format == "transformers" else "adapter",
     }
+    # Of weights that began at random no checkpoint is the base.
+    if restored.resolved.origin != "random":
+        relation = "finetune" if description.format == "transformers" else "adapter"
+        front |= {"base_model": base_name(restored), "base_model_relation": relation}
     dataset = task.name
     if isinstance(task.data, HubData):
         dataset = task.data.hub

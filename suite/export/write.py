@@ -144,8 +144,10 @@ def _write_adapter(
     restored: Restored, adapter: Adapter, folder: Path, name: str, *, copy_base: bool
 ) -> Description:
     place: BasePlace = "name"
-    # Only a copy's configuration can name the labels and say how many there are.
-    if not found_by_name(restored) or (copy_base and reads_plain_text(restored)):
+    # Only a copy's configuration can name the labels and say how many there are, and only a copy
+    # lacks the layers that the trial dropped.
+    shortened = restored.spec.arm.backbone.drop_layers > 0
+    if not found_by_name(restored) or shortened or (copy_base and reads_plain_text(restored)):
         place = "copy"
     description = _describe(restored, "peft", place)
     write_adapter(restored, adapter, description, folder, at=name)
@@ -249,6 +251,10 @@ def _replacing_folder(target: Path) -> Iterator[Path]:
     """A folder beside `target`, which gets its name in the end, or is removed after an error."""
     # A folder cannot replace a link, but what it leads to.
     target = target.resolve()
+    if target.is_mount():
+        raise ConfigError(
+            f"{target}: is a mount point, which nothing can replace; give a folder in it"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     # In the same parent, so that renaming it at the end is atomic.
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))

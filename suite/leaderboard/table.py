@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from suite.config.hashing import canonical_json
 from suite.config.reference import MEAN
-from suite.errors import TrackingError, UnknownNameError
+from suite.errors import ConfigError, TrackingError, UnknownNameError
 from suite.leaderboard.baselines import BOTH_DIRECTIONS, with_efficiency
 from suite.leaderboard.choice import SORT_FIELDS, TARGET_FRAC, Choice, Sort, sort_of
 from suite.leaderboard.costs import MIXED, mean_reason, with_energy_to_target, with_selection_cost
@@ -107,8 +107,11 @@ def choose(
     Raises:
         TrackingError: Nothing of that task, method or attention is there, or all of it is rejected.
         UnknownNameError: `sort` is no sort key.
+        ConfigError: `target_frac` is no share from 0.01 to 1.
     """
     order = sort_of(sort)
+    if not 0.01 <= target_frac <= 1:
+        raise ConfigError(f"target_frac: got {target_frac!r}, expected a share from 0.01 to 1")
     with _without_collector():
         # The filters come after the comparisons, because they may drop a row's baseline.
         found = compare(rows, target_frac)
