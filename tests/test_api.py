@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,18 @@ def test_results_are_those_of_the_commands(finished: Home, suite: Suite, tmp_pat
         found.compare("lora")
     with pytest.raises(UnknownNameError, match="unknown sweep 'dem'; did you mean demo"):
         package.results(finished.path, "dem")
+
+
+def test_results_stay_those_of_their_home_in_another_folder(
+    finished: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(finished.path.parent)
+    found = package.results(finished.path.name)
+    monkeypatch.chdir(tmp_path)
+    assert found.home == finished.path.resolve()
+    for wrong in (95, 0, math.nan):
+        with pytest.raises(ConfigError, match=r"target_frac: got .*, expected a share from 0\.01"):
+            found.leaderboard(target_frac=wrong)
 
 
 def test_counts_are_those_of_the_command(suite: Suite) -> None:

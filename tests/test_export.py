@@ -26,9 +26,11 @@ from transformers import (
 )
 
 import suite as package
+from suite.backbones.bpe import train_bpe
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.config.task import LabelTask, load_task, load_task_file
 from suite.config.training import TrainingConfig
+from suite.data.tokenizer import tokenizer_fingerprint
 from suite.errors import BackboneError, CheckpointError, ConfigError, DataError, IncompatibleError
 from suite.export import Exported, export
 from suite.export.card import Facts
@@ -44,7 +46,7 @@ from tests.records import make_result, make_spec, write_trial
 from tests.test_loading import SHA, hub_cache, save
 from tests.test_own_data import TASK
 from tests.test_restore import PRETRAIN, pretrained_arm
-from tests.tiny import FAMILIES
+from tests.tiny import FAMILIES, tiny_choice
 from tests.toy import logits_of, make_batch
 from tests.trained import changed, trained_spec, write_trained
 
@@ -308,6 +310,12 @@ def test_a_package_that_changed_since_is_noticed(
     assert adapter["base_model_name_or_path"] == "package:export_pkg/model"
     monkeypatch.chdir(tmp_path)
     same_answers(lora.model, run_card(tmp_path / "lora")["model"], lora)
+    assert "\nbase_model: package:export_pkg/model\n" in (tmp_path / "lora/README.md").read_text()
+    # by its name the base would come back with all its layers
+    short = backbone.model_copy(update={"drop_layers": 1})
+    fewer, written = exported(home, trained_spec("lora", "gpt2", backbone=short), tmp_path / "few")
+    assert written.description.base == "copy"
+    same_answers(fewer.model, run_card(tmp_path / "few")["model"], fewer)
     weights = tmp_path / "export_pkg" / "model" / "model.safetensors"
     raw = bytearray(weights.read_bytes())
     raw[-1] ^= 1
@@ -329,6 +337,21 @@ def test_a_folder_goes_with_the_model_and_its_path_does_not(
         for path in (p for p in written.folder.rglob("*") if p.is_file()):
             assert str(tmp_path).encode() not in path.read_bytes(), path
         same_answers(restored.model, package.load(written.folder).model, restored)
+
+
+def test_a_tokenizer_comes_back_as_it_was(home: Home, tmp_path: Path) -> None:
+    """For the models of some families transformers takes another class than that of the tokenizer."""
+    train_bpe(["A man sleeps. He doesn't rest, hello world 123"] * 50, 300).save_pretrained(
+        str(tmp_path / "bpe")
+    )
+    backbone = tiny_choice("qwen2", vocab_size=384).model_copy(
+        update={"tokenizer": str(tmp_path / "bpe")}
+    )
+    restored, _ = exported(
+        home, trained_spec("full", "qwen2", backbone=backbone, text=True), tmp_path / "out"
+    )
+    loaded = package.load(tmp_path / "out").tokenizer
+    assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(restored.tokenizer)
 
 
 def test_random_weights_do_not_depend_on_who_draws_them(home: Home, tmp_path: Path) -> None:
@@ -422,11 +445,9 @@ def test_the_card_says_what_is_known_and_that_the_rest_is_not(
     front = yaml.safe_load(text.split("---\n")[1])
     result = folder.result()
     assert result is not None and result.score is not None
-    assert (
-        front["license"] == "unknown"
-        and front["library_name"] == "peft"
-        and front["base_model"] == "bert-base"
-    )
+    assert front["license"] == "unknown" and front["library_name"] == "peft"
+    # no checkpoint is the base of random weights
+    assert "base_model" not in front
     assert front["model-index"][0]["results"][0]["metrics"] == [
         {"type": "accuracy", "value": pytest.approx(result.score, abs=1e-4)}
     ]
@@ -532,6 +553,7 @@ ASKED = [
     ("squad", "full", "gpt2"),
     ("multi30k-en-de", "lora", "t5"),
     ("gsm8k", "full", "llama"),
+    ("gsm8k", "prompt", "gpt2"),
 ]
 
 

@@ -18,8 +18,8 @@ import torch
 from peft import PeftModel, PeftType, TaskType, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora.conversion import convert_to_lora
 from peft.utils import CONFIG_NAME
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -28,15 +28,18 @@ from suite.backbones.heads import Head
 from suite.backbones.loading import build
 from suite.backbones.weights import cast_weights
 from suite.config.sweep import AttentionChoice
-from suite.errors import ConfigError, IncompatibleError
+from suite.errors import CheckpointError, ConfigError, IncompatibleError
 from suite.export.base import base_name, open_base, start_backbone
 from suite.export.description import BASE, Description
+from suite.export.own import assemble
 from suite.files import read_json, write_json
 from suite.petl._quiet import without_noise
 from suite.petl.peft_method import UNUSABLE, check_shadow, peft_types
 from suite.train.restore import Restored
 
 WEIGHTS = "adapter_model.safetensors"
+PROMPT = "prompt_embeddings"
+"""What peft calls the vectors of a prompt in its file."""
 INDEX = "model.safetensors.index.json"
 # What peft puts into the name of a head that it trains: the head's name stands around it.
 KEPT_HEAD = ".modules_to_save.default."
@@ -179,6 +182,32 @@ def load_adapter(description: Description, folder: Path) -> nn.Module:
             local_files_only=True,
             use_safetensors=True,
         )
+    return model
+
+
+def load_prompt(description: Description, folder: Path) -> nn.Module:
+    """Load a prompt that `write_adapter` wrote, as the model that was trained.
+
+    peft counts the padding of a batch as positions of a decoder, so its model would answer in
+    another way wherever a text is padded on the left.
+
+    Raises:
+        CheckpointError: The folder holds no prompt of this model.
+    """
+    model = assemble(description, folder)
+    path = folder / WEIGHTS
+    try:
+        vectors = load_file(path)[PROMPT]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise CheckpointError(f"{path}: no prompt can be read from it: {error}") from error
+    for name, own in model.named_parameters():
+        if name.endswith("prompt.embedding.weight"):
+            if own.shape != vectors.shape:
+                raise CheckpointError(
+                    f"{path}: its prompt is {list(vectors.shape)}, expected {list(own.shape)}"
+                )
+            with torch.no_grad():
+                own.copy_(vectors)
     return model
 
 

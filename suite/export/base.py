@@ -12,6 +12,7 @@ from transformers import (
     ByT5Tokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 from suite.backbones.loading import ResolvedBackbone, build, identity, resolve, resolve_folder
@@ -117,9 +118,11 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     kind: Any = AutoTokenizer
     try:
         described = read_json(folder / "tokenizer_config.json")
-        # For some models (ModernBERT, ...) transformers takes another class than the file names.
-        if described.get("tokenizer_class") == ByT5Tokenizer.__name__:
-            kind = ByT5Tokenizer
+        # For some models (ModernBERT, Qwen2, ...) transformers takes another class than the file
+        # names, which cuts texts in another way.
+        for named in (ByT5Tokenizer, PreTrainedTokenizerFast):
+            if described.get("tokenizer_class") == named.__name__:
+                kind = named
         tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )

@@ -15,7 +15,7 @@ from suite.backbones.base import Kind
 from suite.backbones.loading import build
 from suite.backbones.weights import cast_weights
 from suite.errors import ConfigError
-from suite.export.adapter import load_adapter
+from suite.export.adapter import load_adapter, load_prompt
 from suite.export.base import open_base, open_tokenizer
 from suite.export.description import FILE, Description, read_description
 from suite.export.own import load_own
@@ -99,6 +99,8 @@ def load_model(description: Description, folder: Path) -> nn.Module:
     """Load the model without its tokenizer."""
     if description.format == "suite":
         model = load_own(description, folder)
+    elif description.format == "peft" and description.arm.method == "prompt":
+        model = load_prompt(description, folder)
     elif description.format == "peft":
         model = load_adapter(description, folder)
     else:
