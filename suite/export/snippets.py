@@ -40,7 +40,7 @@ def loading_lines(restored: Restored, description: Description, name: str) -> It
     yield from ("", "or, without the suite,", "")
     # Where the base is not copied, its configuration does not have the labels.
     labelled = description.format == "transformers" or description.base == "copy"
-    if reads_plain_text(restored) and labelled:
+    if reads_plain_text(restored) and labelled and _fits_pipeline(restored):
         yield from _block(
             "from transformers import pipeline",
             f'classify = pipeline("text-classification", {_quoted(name)}, truncation=True)',
@@ -55,6 +55,19 @@ def loading_lines(restored: Restored, description: Description, name: str) -> It
             "There, let it write answers for one text at a time, or for texts of equal length: peft"
             " counts the padding of a batch as positions, and the answers change."
         )
+
+
+def _fits_pipeline(restored: Restored) -> bool:
+    """Whether a pipeline can load the adapter; peft itself loads every one.
+
+    A pipeline has peft put it into a model, which peft does not do with prompts, nor with adapters
+    whose layers share weights.
+    """
+    model: Any = restored.model
+    if not hasattr(model, "get_base_model"):
+        return True
+    shared = getattr(model.base_model, "uses_shared_state", False)
+    return not (shared or model.active_peft_config.is_prompt_learning)
 
 
 def _quoted(text: str) -> str:
