@@ -306,6 +306,8 @@ def _csv(path: Path, text: str, delimiter: str) -> Table:
                 f"{path}:{heading[0]}: {_several(names, name)} (the first line must name the"
                 " columns)"
             )
+    # before the rows are counted: a quote that takes the rest of the file leaves a row too short
+    check_quotes(path, text, delimiter)
     # as text: the library would make numbers of 007, and nothing of `n/a`
     types = dict.fromkeys(names, pa.string())
     content = text.encode()
@@ -320,7 +322,6 @@ def _csv(path: Path, text: str, delimiter: str) -> Table:
         raise DataError(
             ragged_row(path, text, delimiter) or f"{path}: not readable as CSV: {error}"
         ) from error
-    check_quotes(path, text, delimiter)
     lines = [line for line, _ in _records(text, delimiter)][1:]
     # the two readers agree on what a row is, or a line named in an error would be wrong
     if len(lines) != table.num_rows:

@@ -149,6 +149,7 @@ def test_a_row_may_be_longer_than_a_block_of_the_reader(tmp_path: Path) -> None:
         ("text,klass\na,good\nb,bad\n", r"unknown column 'label'; known: klass, text"),
         ('text,label\na,x\n"b,y\nc,x\n"d,y\n', r"rows\.csv:3: the row that begins here opens"),
         ('text,label\na,x\n"b\nc",y\nd,"x\n', r"rows\.csv:5: the row .*unexpected end of data"),
+        ('text,label\na,x\n"b,y\n', r"rows\.csv:3: the row .*unexpected end of data"),
         ('text,label\n"he said \\"hi\\" 0",x\n', r"rows\.csv:2: the row that begins here"),
     ],
 )
