@@ -23,7 +23,7 @@ from suite.cli.render import Column, Row, column, put
 from suite.config.names import DEFAULT_HOME
 from suite.config.reference import MEAN
 from suite.errors import UnknownNameError
-from suite.leaderboard.choice import TARGET_FRAC, Sort
+from suite.leaderboard.choice import LEAST_TARGET_FRAC, TARGET_FRAC, Sort
 from suite.report import values
 from suite.report.names import architecture_of
 
@@ -54,7 +54,9 @@ def leaderboard(
     target: Annotated[
         float,
         typer.Option(
-            min=0.01, max=1.0, help="Share of full's validation score, for the energy to it."
+            min=LEAST_TARGET_FRAC,
+            max=1.0,
+            help="Share of full's validation score, for the energy to it.",
         ),
     ] = TARGET_FRAC,
     everything: Annotated[

@@ -200,14 +200,14 @@ def load_prompt(description: Description, folder: Path) -> nn.Module:
         vectors = load_file(path)[PROMPT]
     except (OSError, SafetensorError, KeyError) as error:
         raise CheckpointError(f"{path}: no prompt can be read from it: {error}") from error
-    for name, own in model.named_parameters():
-        if name.endswith("prompt.embedding.weight"):
-            if own.shape != vectors.shape:
-                raise CheckpointError(
-                    f"{path}: its prompt is {list(vectors.shape)}, expected {list(own.shape)}"
-                )
-            with torch.no_grad():
-                own.copy_(vectors)
+    named = model.named_parameters()
+    (own,) = [weight for name, weight in named if name.endswith("prompt.embedding.weight")]
+    if own.shape != vectors.shape:
+        raise CheckpointError(
+            f"{path}: its prompt is {list(vectors.shape)}, expected {list(own.shape)}"
+        )
+    with torch.no_grad():
+        own.copy_(vectors)
     return model
 
 

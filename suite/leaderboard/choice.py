@@ -12,6 +12,8 @@ from suite.errors import UnknownNameError
 
 TARGET_FRAC = 0.95
 """Share of full fine-tuning's validation score that counts as nearly as good; our choice."""
+LEAST_TARGET_FRAC = 0.01
+"""The smallest share that may be asked for, ours."""
 
 
 class Sort(StrEnum):

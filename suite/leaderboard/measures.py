@@ -54,7 +54,7 @@ class CellResults:
         trained = [run.phases.get("train") for run in self.confirmed]
         if name == "energy_kwh" and partly_estimated([*costs, *trained]):
             return None
-        return total(getattr(cost, name, None) for cost in costs)
+        return _sum_of(name, costs)
 
 
 def _sum_of(name: str, costs: Collection[PhaseRecord | None]) -> float | None:

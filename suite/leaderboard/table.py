@@ -17,7 +17,14 @@ from suite.config.hashing import canonical_json
 from suite.config.reference import MEAN
 from suite.errors import ConfigError, TrackingError, UnknownNameError
 from suite.leaderboard.baselines import BOTH_DIRECTIONS, with_efficiency
-from suite.leaderboard.choice import SORT_FIELDS, TARGET_FRAC, Choice, Sort, sort_of
+from suite.leaderboard.choice import (
+    LEAST_TARGET_FRAC,
+    SORT_FIELDS,
+    TARGET_FRAC,
+    Choice,
+    Sort,
+    sort_of,
+)
 from suite.leaderboard.costs import MIXED, mean_reason, with_energy_to_target, with_selection_cost
 from suite.leaderboard.fields import (
     COLUMNS,
@@ -110,8 +117,10 @@ def choose(
         ConfigError: `target_frac` is no share from 0.01 to 1.
     """
     order = sort_of(sort)
-    if not 0.01 <= target_frac <= 1:
-        raise ConfigError(f"target_frac: got {target_frac!r}, expected a share from 0.01 to 1")
+    if not LEAST_TARGET_FRAC <= target_frac <= 1:
+        raise ConfigError(
+            f"target_frac: got {target_frac!r}, expected a share from {LEAST_TARGET_FRAC} to 1"
+        )
     with _without_collector():
         # The filters come after the comparisons, because they may drop a row's baseline.
         found = compare(rows, target_frac)
