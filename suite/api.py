@@ -32,7 +32,7 @@ from suite.config.variables import (
 )
 from suite.errors import ConfigError
 from suite.record.folder import Home
-from suite.registry import find_sweep
+from suite.registry import check_plug_in_roots, find_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -142,8 +142,17 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether every cell has a result and nothing cut the run short."""
-        return self.ending is None or self.ending.ok
+        """Whether every cell has all that the sweep wants of it, and nothing cut the run short.
+
+        Raises:
+            ConfigError: Another machine ran the sweep, and this home does not know its cells.
+        """
+        if self.ending is not None:
+            return self.ending.ok
+        from suite.plan.status import status
+
+        cells = status(Home(self.home), self.sweep)
+        return all(cell.status.is_complete for cell in cells)
 
     def leaderboard(self, **choice: Unpack[Choice]) -> pd.DataFrame:
         """Test scores with their cost: a row per cell, and a mean row per arm over its tasks.
@@ -258,8 +267,14 @@ def run(
     from suite.tracking.store import resolve_uri
     from suite.tune.driver import run_sweep
 
-    if not isinstance(sweep, Sweep):
+    check_plug_in_roots()
+    if isinstance(sweep, str | Path):
         sweep = Sweep.from_yaml(sweep)
+    if not isinstance(sweep, Sweep):
+        raise ConfigError(
+            f"run: got {sweep!r:.60}, expected a Sweep, its file or its name; keys become one by"
+            " suite.Sweep(**keys)"
+        )
     # a cluster without a token runs anybody's code: ask before Ray connects
     if address is not None and not insecure:
         require_token(address)
@@ -373,6 +388,7 @@ def trial(
     from suite.plan.preflight import check_home
     from suite.train.by_hand import build_spec, train_by_hand
 
+    check_plug_in_roots()
     place = _home(home)
     check_home(place)
     values: dict[str, Any] = {"seed": seed}
@@ -431,6 +447,9 @@ def params(
     from suite.petl.arm import count_arm
     from suite.train.arms import GROUPS, head_for, make_arm, read_overrides, resolve_backbone
 
+    check_plug_in_roots()
+    if num_labels < 1:
+        raise ConfigError(f"params: num_labels: got {num_labels}, expected 1 or more")
     arm = make_arm(
         backbone, method, attention, read_overrides({}, changes, method=method, groups=GROUPS)
     )
@@ -496,10 +515,11 @@ def profile(
     from suite.profiling import choose, estimate_only, measure
     from suite.profiling.setting import make_setting
 
+    check_plug_in_roots()
     arms = choose(
-        list(backbones),
-        known.names() if methods is None else list(methods),
-        list(attention),
+        _listed(backbones),
+        known.names() if methods is None else _listed(methods),
+        _listed(attention),
         shape=dict(shape or {}),
         architectures={name: dict(values) for name, values in (architectures or {}).items()},
     )

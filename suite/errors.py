@@ -12,6 +12,9 @@ from difflib import get_close_matches
 EVERYWHERE = "with --storage, below it and in the home of each host that has it"
 """Where to remove what is to be made again: any copy that is left comes back."""
 
+UNGUARDED = "a script of your own calls this below `if __name__ == '__main__':`"
+"""Why a process may end before it begins: each new one runs the script's file again."""
+
 
 class SuiteError(Exception):
     """Base of all errors that the user can mend."""

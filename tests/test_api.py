@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from suite.plan.events import Outcome
 from suite.progress import NotebookBoard, _notebook_output
 from suite.record.folder import Home
 from tests.commands import ROOT, Suite, suite
+from tests.records import write_definition
 
 __all__ = ["suite"]
 KEYS: dict[str, Any] = {"backbones": ["minilm"], "methods": ["full", "lora"], "tasks": ["sst2"]}
@@ -117,6 +120,61 @@ def test_results_stay_those_of_their_home_in_another_folder(
     for wrong in (95, 0, math.nan):
         with pytest.raises(ConfigError, match=r"target_frac: got .*, expected a share from 0\.01"):
             found.leaderboard(target_frac=wrong)
+
+
+def test_an_opened_sweep_is_ok_once_every_cell_has_what_it_wants(
+    finished: Home, tmp_path: Path
+) -> None:
+    write_definition(Home(tmp_path), ["full"], ["agreement"])
+    assert not package.Outcome(tmp_path, "demo", "").ok
+    assert package.Outcome(finished.path, "demo", "").ok
+    with pytest.raises(ConfigError, match="holds no sweep 'other'"):
+        _ = package.Outcome(tmp_path, "other", "").ok
+
+
+def test_lists_of_names_and_sweeps_are_checked_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none: dict[str, Any] = {"methods": []}
+    for wrong in ({"backbones": "t5-small"}, none, {"attention": {"mha": 1}}):
+        with pytest.raises(ConfigError, match=r"profile: \w+: got .*, expected a list of names"):
+            package.profile(**wrong)
+    with pytest.raises(UnknownNameError, match="architectures: unknown method 'lora'"):
+        package.profile(methods=["full"], architectures={"lora": {"rank": 2}})
+    with pytest.raises(ConfigError, match="run: got None, expected a Sweep, its file or its name"):
+        package.run(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="num_labels: got 0"):
+        package.params("minilm", num_labels=0)
+    monkeypatch.setenv("SUITE_TASKS", str(tmp_path / "absent"))
+    calls: list[Callable[[], Any]] = [
+        package.profile,
+        lambda: package.params("minilm"),
+        lambda: package.trial(backbone="minilm", method="full", task="sst2"),
+        lambda: package.run("quickstart", home=tmp_path),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"SUITE_TASKS: .*absent: no such folder"):
+            call()
+
+
+UNGUARDED = """
+import suite
+suite.trial(backbone="minilm", method="bitfit", task="sentiment", ranks=2, home="home",
+            limit={"train": 16}, training={"batch_size": 8})
+"""
+
+
+def test_ranks_of_a_script_without_a_guard_are_an_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    ended = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("suite.errors.ResourceError") and "__name__ == '__main__'" in last
 
 
 def test_counts_are_those_of_the_command(suite: Suite) -> None:

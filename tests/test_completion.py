@@ -41,6 +41,20 @@ def test_a_method_of_the_users_own_is_offered(
     assert "helper" not in complete.methods("")
 
 
+def test_tasks_of_the_working_folder_are_offered_where_the_commands_take_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "own_code.py").write_text("TASK = {}\n")
+    (tmp_path / "tasks" / "own-rows.yaml").write_text("name: own-rows\n")
+    monkeypatch.chdir(tmp_path)
+    assert complete.tasks("own") == ["own-rows"], "Python is not taken from the working folder"
+    monkeypatch.setenv("SUITE_PATH", str(tmp_path))
+    assert complete.tasks("own") == ["own-code", "own-rows"]
+    (tmp_path / "tasks" / "own_rows.py").write_text("TASK = {}\n")
+    assert complete.tasks("") == [], "two files of one name"
+
+
 def test_the_last_name_of_a_list_is_completed() -> None:
     assert complete.listed(complete.methods)("lora,re") == ["lora,read"]
     assert "lora,lora" not in complete.listed(complete.methods)("lora,")

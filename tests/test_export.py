@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 import yaml
@@ -650,10 +651,15 @@ def test_texts_that_the_task_does_not_read_are_refused(home: Home, tmp_path: Pat
     exported(home, trained_spec("lora", "bert", task=load_task("mrpc")), tmp_path / "out")
     loaded = package.load(tmp_path / "out")
     assert loaded.predict([]) == []
-    with pytest.raises(DataError, match="got one text, 'a text', expected a list"):
-        loaded.predict("a text")
     wrong: Any
-    for wrong in (["a text"], [("a", "b", "c")], [{"sentence1": "a"}], [("a", None)]):
+    table = pandas.DataFrame({"sentence1": ["a"], "sentence2": ["b"]})
+    for wrong in ("a text", {"sentence1": "a", "sentence2": "b"}, None, table):
+        with pytest.raises(DataError, match=r"predict: got \w+, expected a list of texts"):
+            loaded.predict(wrong)
+    rows = [("a", "b"), ("c", "d")]
+    assert loaded.predict(row for row in rows) == loaded.predict(rows)
+    assert loaded.predict(pandas.Series(rows)) == loaded.predict(rows)
+    for wrong in ([None], ["a text"], [("a", "b", "c")], [{"sentence1": "a"}], [("a", None)]):
         with pytest.raises(DataError, match="expected 2: sentence1, sentence2"):
             loaded.predict(wrong)
     edited(tmp_path / "out", reading=None)

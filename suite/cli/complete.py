@@ -14,14 +14,9 @@ import typer
 
 from suite.config.names import DEFAULT_HOME
 from suite.config.space import peft_spaces
-from suite.registry import (
-    PACKAGE,
-    plug_in_files,
-    shipped_folder,
-    stem_to_name,
-    user_folders,
-    yaml_names,
-)
+from suite.config.task_files import task_paths
+from suite.errors import ConfigError
+from suite.registry import PACKAGE, plug_in_files, stem_to_name, user_folders, yaml_names
 
 PLUG_IN = re.compile(r"^    description\b.*=", re.MULTILINE)
 """The class of a method or variant has this line; a helper module beside it does not."""
@@ -37,17 +32,10 @@ def attention(incomplete: str) -> list[str]:
 
 
 def tasks(incomplete: str) -> list[str]:
-    names = []
-    for folder in [*user_folders("tasks"), shipped_folder("tasks")]:
-        for path in folder.iterdir():
-            # Files that start so are helpers of tasks, as in any Python package.
-            if path.stem[0] in "_.":
-                continue
-            if path.suffix == ".yaml":
-                names.append(path.stem)
-            elif path.suffix == ".py":
-                names.append(stem_to_name(path.stem))
-    return _matching(names, incomplete)
+    try:
+        return _matching(task_paths(), incomplete)
+    except ConfigError:
+        return []  # two files of one name: the command itself says which
 
 
 def backbones(incomplete: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Loaded:
         yield self.model
         yield self.tokenizer
 
-    def predict(self, texts: Sequence[Text], *, batch_size: int = 32) -> list[Answer]:
+    def predict(self, texts: Iterable[Text], *, batch_size: int = 32) -> list[Answer]:
         """Answer texts as the trial did when it was scored.
 
         A trial under autocast was scored in bf16; these answers are of the fp32 weights, and may

@@ -7,7 +7,7 @@ training. Predictions of a trial are class ids; here a class is its label word.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -48,7 +48,7 @@ def predict(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
     reading: Reading,
-    texts: Sequence[Text],
+    texts: Iterable[Text],
     *,
     kind: Kind,
     batch_size: int,
@@ -61,9 +61,12 @@ def predict(
     task = reading.task
     if isinstance(task, PretrainTask):
         raise DataError(f"{task.name}: pre-training asks nothing that a model could answer")
-    columns = _columns(task, texts)
+    if _is_one_row(texts):
+        raise DataError(f"predict: got {type(texts).__name__}, expected a list of texts")
+    texts = list(texts)
     if not texts:
         return []
+    columns = _columns(task, texts)
     objective = make_objective(
         task,
         kind=kind,
@@ -109,13 +112,17 @@ def text_columns(task: TaskConfig) -> list[str]:
     return list(task.inputs)
 
 
+def _is_one_row(texts: Any) -> bool:
+    """Whether this is no list of rows: one text, or a mapping or table, which iterate by key."""
+    by_key = isinstance(texts, str | Mapping) or hasattr(texts, "columns")
+    return by_key or not isinstance(texts, Iterable)
+
+
 def _columns(task: TaskConfig, texts: Sequence[Text]) -> dict[str, list[Any]]:
     """Rows as the task's data have them.
 
     Evaluation reads no answer off a row (`Objective.predict`), so any answer will do.
     """
-    if isinstance(texts, str):
-        raise DataError(f"predict: got one text, {texts[:40]!r}, expected a list of texts")
     names = text_columns(task)
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for number, text in enumerate(texts):
@@ -137,14 +144,16 @@ def _columns(task: TaskConfig, texts: Sequence[Text]) -> dict[str, list[Any]]:
     return columns
 
 
-def _row(text: Text, names: Sequence[str], *, number: int) -> list[str]:
+def _row(text: Any, names: Sequence[str], *, number: int) -> list[str]:
     """The values of one row, in the order of `names`."""
     if isinstance(text, str):
         values: list[Any] = [text]
     elif isinstance(text, Mapping):
         values = [text[name] for name in names if name in text]
-    else:
+    elif isinstance(text, Sequence):
         values = list(text)
+    else:
+        values = []
     if len(values) != len(names) or not all(isinstance(value, str) for value in values):
         raise DataError(
             f"predict: text {number} is {text!r:.80}, expected {len(names)}: {', '.join(names)};"

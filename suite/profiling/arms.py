@@ -14,7 +14,7 @@ from suite.attention.counts import Dtype, count_attention
 from suite.backbones.loading import ResolvedBackbone, resolve
 from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, BackboneChoice
-from suite.errors import IncompatibleError
+from suite.errors import ConfigError, IncompatibleError, UnknownNameError
 from suite.petl import get_method
 from suite.petl.arm import build_arm, count_arm, full_architecture
 from suite.profiling.batches import head_of
@@ -161,10 +161,19 @@ def choose(
         shape: Changes to the configuration of every backbone.
 
     Raises:
-        ConfigError: An unknown name or key, or a value out of range.
+        ConfigError: No list of names, an unknown name or key, or a value out of range.
         IncompatibleError: No combination can be built; the message is the first one's.
     """
+    chosen = {"backbones": backbones, "methods": methods, "attention": attentions}
+    for key, names in chosen.items():
+        # The letters of a name would be taken for names.
+        if isinstance(names, str) or not isinstance(names, Sequence) or not names:
+            raise ConfigError(f"profile: {key}: got {names!r:.60}, expected a list of names")
     given = architectures or {}
+    for method in given:
+        # It would be of no use and never seen.
+        if method not in methods:
+            raise UnknownNameError("method", method, methods, where="profile: architectures")
     arms = []
     for backbone in backbones:
         for attention in attentions:
@@ -173,7 +182,7 @@ def choose(
                 arm = ArmChoice(backbone, attention, method, architecture, shape or {})
                 arms.append(checked(arm))
     # Nothing would be left to measure.
-    if arms and all(arm.reason for arm in arms):
+    if all(arm.reason for arm in arms):
         raise IncompatibleError(str(arms[0].reason))
     return arms
 

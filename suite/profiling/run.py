@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from suite.clock import CLOCK
-from suite.errors import ResourceError, SuiteError, gib
+from suite.errors import UNGUARDED, ResourceError, SuiteError, gib
 from suite.meters import hardware
 from suite.profiling import peak
 from suite.profiling.arms import ArmChoice, replace_record
@@ -148,7 +148,7 @@ def _all_estimated(
     except BrokenProcessPool as error:
         raise ResourceError(
             "estimates: a process was killed, as the kernel does when memory runs out; profile"
-            " fewer arms at a time"
+            f" fewer arms at a time ({UNGUARDED})"
         ) from error
     finally:
         # On Ctrl-C nobody waits for what has not begun.

@@ -7,7 +7,7 @@ import os
 import torch
 import torch.multiprocessing as mp
 
-from suite.errors import ConfigError, ResourceError
+from suite.errors import UNGUARDED, ConfigError, ResourceError
 from suite.record.result import MEND, TrialResult
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
@@ -26,7 +26,7 @@ def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
 
     Raises:
         ConfigError: Its stored result is damaged.
-        ResourceError: Fewer GPUs than ranks.
+        ResourceError: Fewer GPUs than ranks, or a rank was killed.
     """
     folder = workspace.home.trial(spec)
     done = folder.result()
@@ -51,10 +51,16 @@ def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         try:
             mp.spawn(_rank, args=(spec, workspace, port, device), nprocs=spec.world_size)
-        except (mp.ProcessRaisedException, mp.ProcessExitedException):
+        except mp.ProcessRaisedException:
             # A trial that ended without a score has said so in its result.
             if folder.result() is None:
                 raise
+        except mp.ProcessExitedException as error:
+            if folder.result() is None:
+                raise ResourceError(
+                    f"{folder.path}: {error} before the trial ended; the kernel ends a process when"
+                    f" memory runs out ({UNGUARDED})"
+                ) from error
     result = folder.result()
     assert result is not None, f"{folder.path}: the trial ended without a result"
     return result
