@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from contextlib import redirect_stderr
 from dataclasses import replace
@@ -33,7 +36,7 @@ from suite.config.task import LabelTask, load_task, load_task_file
 from suite.config.training import TrainingConfig
 from suite.data.tokenizer import tokenizer_fingerprint
 from suite.errors import BackboneError, CheckpointError, ConfigError, DataError, IncompatibleError
-from suite.export import Exported, export
+from suite.export import Exported, export, write
 from suite.export.card import Facts
 from suite.export.predict import text_columns
 from suite.export.same import answers
@@ -806,6 +809,24 @@ def test_mistakes_end_with_a_message(
     code, _, err = suite("export", name, tmp_path / target, "--home", cell.path, *rest)
     assert code == 2 and message in err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_signal_while_it_writes_leaves_no_part_of_a_folder(
+    cell: Home,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    suite: Any,  # noqa: F811
+) -> None:
+    def stopped(_model: Restored, folder: Path) -> None:
+        assert any(folder.iterdir())
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    monkeypatch.setattr(write, "_write_tokenizer", stopped)
+    before = sorted(tmp_path.iterdir())
+    code, _, err = suite("export", "lora/agreement", tmp_path / "out", "--home", cell.path)
+    assert (code, err) == (143, "stopped by SIGTERM\n")
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_cell_without_a_confirmed_run_says_what_is_missing(

@@ -39,6 +39,7 @@ from suite.disk import said
 from suite.errors import SuiteError
 from suite.redact import printable, redact
 from suite.registry import check_plug_in_roots
+from suite.signals import Stopped
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "init": (
@@ -178,6 +179,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Errors of stores quote URLs, which may hold a password, and files of others.
         print(printable(f"error: {redact(error)}"), file=sys.stderr)
         sys.exit(2)
+    except Stopped as stopped:
+        print(stopped.reason, file=sys.stderr)
+        raise
     except OSError as error:
         # Disks, rights and networks are the user's to mend, and a traceback does not help there.
         remedy = "and give the same command again; what had ended is kept"

@@ -15,6 +15,7 @@ from suite.cli.options import HomeOption, TasksOption, existing_home
 from suite.cli.render import put, size, stdout_for_result
 from suite.config.names import DEFAULT_HOME
 from suite.errors import ConfigError, StorageError
+from suite.signals import end_here, on_stop
 
 if TYPE_CHECKING:
     from suite.export.card import Facts
@@ -78,8 +79,8 @@ def export(
     at = Home(existing_home(home))
     found = find_cell(at, cell, sweep=sweep)
     trial = chosen_trial(found, seed)
-    # transformers and peft print while they load and save.
-    with stdout_for_result():
+    # transformers and peft print while they load and save; a signal must leave no half of a folder.
+    with stdout_for_result(), on_stop(end_here):
         from suite.export import export as write
         from suite.train.restore import restore
 

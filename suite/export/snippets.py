@@ -125,10 +125,12 @@ def _base_arguments(restored: Restored, description: Description, name: str) -> 
     if description.base == "copy":
         return _quoted(f"{name}/{BASE}")
     base = base_name(restored)
-    arguments = _quoted(base)
+    place = _quoted(base)
     if restored.resolved.origin == "package":
         package, _, inside = base.removeprefix("package:").partition("/")
-        arguments = f"str(files({_quoted(package)}) / {_quoted(inside)})"
+        place = f"str(files({_quoted(package)}) / {_quoted(inside)})"
+    # As it was trained, whatever the precision of its file.
+    arguments = f"{place}, dtype={_quoted(description.dtype)}"
     revision = description.base_identity.get("commit")
     if revision:
         arguments += f", revision={_quoted(revision)}"
