@@ -301,7 +301,8 @@ def test_a_package_that_changed_since_is_noticed(
 ) -> None:
     (tmp_path / "export_pkg").mkdir()
     (tmp_path / "export_pkg" / "__init__.py").touch()
-    save("gpt2", tmp_path / "export_pkg" / "model")
+    # the trials are in fp32, and so must the card's base be
+    save("gpt2", tmp_path / "export_pkg" / "model", dtype=torch.bfloat16)
     monkeypatch.syspath_prepend(str(tmp_path))
     backbone = BackboneChoice(name="package:export_pkg/model", tokenizer="bytes")
     restored, written = exported(
