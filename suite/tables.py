@@ -114,7 +114,7 @@ def sha256_of(path: Path) -> str:
     return _sha256(path, about.st_size, about.st_mtime_ns)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _sha256(path: Path, size_bytes: int, mtime_ns: int) -> str:
     return sha256(path)
 

@@ -144,20 +144,12 @@ def make_cell(**fields: Any) -> Row:
     return Row(**{**names, "arm": "x", "conditions": "same", **fields})
 
 
-def test_the_chosen_architecture_carries_the_cost_of_all_that_were_tried() -> None:
-    cells = [
-        make_cell(arm="won", chosen=True, search_trials=4, search_s=10.0, search_energy_kwh=0.5),
-        make_cell(arm="lost", chosen=False, search_trials=6, search_s=20.0, search_energy_kwh=0.25),
-        make_cell(
-            arm="won", task="b", chosen=True, search_trials=4, search_s=1.0, search_energy_kwh=1.0
-        ),
-        make_cell(
-            arm="alone", method="full", search_trials=3, search_s=7.0, search_energy_kwh=None
-        ),
-    ]
-    rows = with_selection_cost(cells)
+def test_outside_of_a_contest_the_cost_of_selection_is_that_of_the_search() -> None:
+    alone = make_cell(search_trials=3, search_s=7.0, search_energy_kwh=None)
+    won = make_cell(chosen=True, search_trials=4, selection_trials=10, selection_s=30.0)
+    rows = with_selection_cost([alone, won, make_cell(chosen=False, search_trials=6)])
     costs = [(row.selection_trials, row.selection_s, row.selection_energy_kwh) for row in rows]
-    assert costs == [(10, 30.0, 0.75), (None, None, None), (4, 1.0, 1.0), (3, 7.0, None)]
+    assert costs == [(3, 7.0, None), (10, 30.0, None), (None, None, None)]
 
 
 def test_what_an_architecture_that_lost_found_best_was_not_confirmed() -> None:
@@ -166,13 +158,6 @@ def test_what_an_architecture_that_lost_found_best_was_not_confirmed() -> None:
     lost = replace(cell, chosen=False)
     assert not is_chosen(lost, 1e-3, 8)
     assert confirmed_point(replace(lost, validation_score=None)) == []
-
-
-def test_contests_of_two_homes_or_backbones_are_not_mixed() -> None:
-    won = make_cell(arm="won", chosen=True, search_trials=4)
-    lost = make_cell(arm="lost", chosen=False, search_trials=6)
-    elsewhere = [replace(lost, home="there"), replace(lost, conditions="other")]
-    assert with_selection_cost([won, *elsewhere])[0].selection_trials == 4
 
 
 def test_frozen_states_that_architectures_share_are_paid_for_once(home: Home) -> None:

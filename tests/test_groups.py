@@ -22,9 +22,10 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 
 from suite.cluster import shared
 from suite.cluster.host import Process
-from suite.cluster.session import RAY_ENVIRONMENT, ask_nodes, environment, worker_environment
+from suite.cluster.session import RAY_ENVIRONMENT, ask_nodes, worker_environment
 from suite.cluster.shared import check_home_is_shared
 from suite.config.sweep import SweepConfig
+from suite.config.variables import environment
 from suite.errors import ResourceError
 from suite.plan.events import Listener
 from suite.plan.plan import make_plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +28,8 @@ from suite.backbones.folders import is_hub_id as is_hub_id
 from suite.backbones.folders import local_folder as local_folder
 from suite.config.trust import COMMIT
 from suite.errors import BackboneError, HubUnreachableError
-from suite.files import read_json, sha256
+from suite.files import read_json
+from suite.tables import sha256_of as kept_sha256
 
 CONFIG_FILES = ("config.json",)
 WEIGHT_FILES = (
@@ -228,18 +228,11 @@ def sha256_of(files: Sequence[Path]) -> str:
     """
     digests = []
     for file in files:
-        status = file.stat()
-        digests.append((file.name, _sha256(file, status.st_mtime_ns, status.st_size)))
+        digests.append((file.name, kept_sha256(file)))
     if len(digests) == 1:
         return digests[0][1]
     lines = [f"{digest}  {name}\n" for name, digest in sorted(digests)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-@functools.lru_cache(maxsize=256)
-def _sha256(file: Path, mtime_ns: int, size_bytes: int) -> str:
-    # time and size are only the cache's key: a changed file is read again
-    return sha256(file)
 
 
 @contextmanager

@@ -153,10 +153,10 @@ def _local_node() -> Node:
 
 
 def _local_gpus() -> int:
-    # Without a driver's file there is none, and asking torch takes seconds. The files are those of
-    # NVIDIA, AMD and Windows' Linux.
-    patterns = ("nvidia[0-9]*", "kfd", "dxg")
-    if not any(any(Path("/dev").glob(pattern)) for pattern in patterns):
+    from suite.plan.resources import may_have_gpu
+
+    # Asking torch takes seconds.
+    if not may_have_gpu():
         return 0
     import torch
 
@@ -386,7 +386,7 @@ def _check_batches(config: SweepConfig, task: TaskConfig) -> None:
     from suite.data.splits import check_batch_fits
 
     rows = training_examples(task, config.limit, block=config.training.max_length)
-    largest = max(config.search.batch_sizes, default=config.training.batch_size)
+    largest = max(config.batch_sizes)
     if rows is not None:
         check_batch_fits(rows, largest, where=f"task {task.name}")
 

@@ -398,8 +398,10 @@ def _budget(given: str) -> Budget:
 
 
 def _usual_budget() -> str:
-    # By its device file: asking torch would take seconds before the first question.
-    if any(Path("/dev").glob("nvidia[0-9]*")):
+    from suite.plan.resources import may_have_gpu
+
+    # Asking torch would take seconds before the first question.
+    if may_have_gpu():
         return Budget.STANDARD
     return Budget.QUICK
 

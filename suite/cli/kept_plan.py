@@ -26,7 +26,7 @@ from suite.config.task import load_task
 from suite.files import keep, kept_folder
 from suite.plan.definition import StoredCells, stored_cells
 from suite.plan.plan import Plan, make_plan
-from suite.plan.resources import DEFAULT_CPU_WORKERS
+from suite.plan.resources import planned_workers
 from suite.registry import PACKAGE, user_folders, yaml_names
 
 CODE_AXES = ("petl", "attention", "backbones", "generators")
@@ -109,7 +109,7 @@ def _digest(config: SweepConfig, world_size: int | None, *, where: str) -> str |
             for name in config.tasks
         ],
         "backbones": backbones,
-        "world_size": world_size or config.resources.workers or DEFAULT_CPU_WORKERS,
+        "world_size": planned_workers(config, world_size),
     }
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:32]
 

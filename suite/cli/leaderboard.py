@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import typer
 
@@ -23,7 +23,7 @@ from suite.cli.render import Column, Row, column, put
 from suite.config.names import DEFAULT_HOME
 from suite.config.reference import MEAN
 from suite.errors import UnknownNameError
-from suite.leaderboard.choice import LEAST_TARGET_FRAC, TARGET_FRAC, Sort
+from suite.leaderboard.choice import LEAST_TARGET_FRAC, TARGET_FRAC, Choice, Sort
 from suite.report import values
 from suite.report.names import architecture_of
 
@@ -90,7 +90,7 @@ def leaderboard(
         uri,
         sort=sort,
         fmt=fmt,
-        target=target,
+        target_frac=target,
         # Hidden by default: a rejected row beside the others reads like a result.
         rejected=everything,
         sweep=sweep,
@@ -122,46 +122,28 @@ def _known_fields(given: str | None) -> list[str]:
 def show(
     uri: str,
     *,
-    sort: Sort = Sort.SCORE,
     fmt: Format,
-    target: float = TARGET_FRAC,
-    rejected: bool = False,
     wide: bool = False,
     fields: Sequence[str] = (),
     sweep: str | None = None,
-    task: str | None = None,
-    method: str | None = None,
-    attention: str | None = None,
+    **choice: Unpack[Choice],
 ) -> None:
     """Print the leaderboard that the MLflow store at `uri` holds.
 
     Args:
         uri: The store.
-        sort: Order of the rows.
-        fmt: How they are printed.
-        target: Share of full's validation score, for the energy to it.
-        rejected: Show rejected rows too, and architectures that lost their contest.
+        fmt: How the rows are printed.
         wide: Show every column, however narrow the terminal is.
         fields: Names of the fields to show behind the names of the rows; none = the usual ones.
-        sweep: Only this sweep; the last three choose rows in the same way.
-        task: Only this task.
-        method: Only this method.
-        attention: Only this attention variant.
+        sweep: Only this sweep; None = all.
+        choice: Which rows are shown, in which order: the arguments of
+            `suite.leaderboard.table.choose`. With `rejected`, architectures that lost too.
     """
     from suite.leaderboard.fields import COLUMNS
     from suite.leaderboard.table import plain
     from suite.tracking.query import chosen
 
-    found = chosen(
-        uri,
-        sweep=sweep,
-        task=task,
-        method=method,
-        attention=attention,
-        sort=sort,
-        target_frac=target,
-        rejected=rejected,
-    )
+    found = chosen(uri, sweep=sweep, **choice)
     if found.hidden == 1:
         put("1 row is rejected; --all shows it with the reason", err=True)
     # On stderr, because the table may be piped.
@@ -173,7 +155,7 @@ def show(
             name = f"{row['method']} on {row['task']}"
             put(f"warning: {name}: {row['looks_warning']}", err=True)
     everyone = rows
-    if fmt.for_people and not rejected:
+    if fmt.for_people and not choice.get("rejected"):
         rows = with_test_runs(rows)
     title = _title_of(rows)
     # A document has room for the words that a report has.
@@ -238,7 +220,7 @@ def _say_what_ranks_rest_on(rows: Sequence[Row]) -> None:
         if several_homes:
             sweep += f" in home {row['home']}"
         where = f"{sweep}, {row['backbone']}, {row['task']}"
-        # Rows of an older file have ranks, and not what these could show.
+        # Ranks that could show no difference: scores do not vary, or the items are too few.
         if row["rank"] is not None and row["shown_difference"] is not None:
             words = sentence_of(row)
             said[f"ranks of {where}: {words} (Holm over all pairs of its arms)"] = None

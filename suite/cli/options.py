@@ -14,6 +14,7 @@ import typer
 from suite.cli import complete
 from suite.config import variables
 from suite.config.trust import trusting
+from suite.config.variables import environment
 from suite.errors import ConfigError
 from suite.redact import refuse_password
 from suite.registry import TASK_FOLDERS
@@ -191,20 +192,13 @@ def use_tasks(context: typer.Context, folder: Path | None) -> Path | None:
 @contextmanager
 def search_first(folder: Path) -> Iterator[None]:
     """Within the block, the tasks of this folder hide others of the same names."""
-    # Tests run many commands in one process: what was there must come back.
-    before = os.environ.get(TASK_FOLDERS)
     folders = [str(folder.resolve())]
+    before = os.environ.get(TASK_FOLDERS)
     if before:
         folders.append(before)
     # In the environment, because worker processes inherit it.
-    os.environ[TASK_FOLDERS] = os.pathsep.join(folders)
-    try:
+    with environment({TASK_FOLDERS: os.pathsep.join(folders)}):
         yield
-    finally:
-        if before is None:
-            del os.environ[TASK_FOLDERS]
-        else:
-            os.environ[TASK_FOLDERS] = before
 
 
 TasksOption: TypeAlias = Annotated[

@@ -6,8 +6,7 @@ The counts come from torch's meta device, where a model has shapes and no memory
 from __future__ import annotations
 
 import json
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,13 +23,7 @@ from suite.cli.options import (
 )
 from suite.cli.render import column
 
-
-class Precision(StrEnum):
-    """Type of the numbers in the cache."""
-
-    FP16 = "fp16"
-    BF16 = "bf16"
-    FP32 = "fp32"
+Precision = Literal["fp16", "bf16", "fp32"]
 
 
 def params(
@@ -46,9 +39,7 @@ def params(
     num_labels: Annotated[
         int, typer.Option(min=1, help="Classes of the head when no --task is given.")
     ] = 2,
-    dtype: Annotated[
-        Precision, typer.Option(help="Type of the cached keys and values.")
-    ] = Precision.FP16,
+    dtype: Annotated[Precision, typer.Option(help="Type of the cached keys and values.")] = "fp16",
     overrides: SetOption = None,
     fmt: FormatOption = Format.TABLE,
     tasks: TasksOption = None,
@@ -70,7 +61,7 @@ def params(
         attention=attention,
         task=task,
         num_labels=num_labels,
-        dtype=dtype.value,
+        dtype=dtype,
         changes=overrides or (),
     )
     if fmt is Format.JSON:

@@ -6,47 +6,28 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from suite.cli import render
 from suite.cli.options import Format, FormatOption, split_names
 from suite.cli.render import Column, column, put
+from suite.config.training import FrozenWeights
 from suite.errors import ConfigError, UnknownNameError
+from suite.meters.record import ESTIMATE
 from suite.signals import STOPPED
 
 if TYPE_CHECKING:
     from suite.profiling import ArmProfile, Profile
 
-ESTIMATED = ("cpu-time-estimate",)
 SHAPE = "backbone"
 """First word of the `--set` keys that change the backbone's configuration."""
 
 
-class Device(StrEnum):
-    """The device to measure on."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class Precision(StrEnum):
-    """Type of the weights and activations in a forward pass."""
-
-    AUTO = "auto"
-    FP32 = "fp32"
-    BF16 = "bf16"
-
-
-class FrozenWeights(StrEnum):
-    """Where the weights that do not train are under ZeRO-3."""
-
-    RESIDENT = "resident"
-    PARTITIONED = "partitioned"
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "fp32", "bf16"]
 
 
 def profile(
@@ -84,11 +65,11 @@ def profile(
     frozen_weights: Annotated[
         FrozenWeights,
         typer.Option(help="Whether each rank keeps all frozen weights, or ZeRO-3 gathers them."),
-    ] = FrozenWeights.RESIDENT,
+    ] = "resident",
     dtype: Annotated[
         Precision, typer.Option(help="auto: bf16 on a GPU that has it, else fp32.")
-    ] = Precision.AUTO,
-    device: Annotated[Device, typer.Option(help="auto: the GPU where there is one.")] = Device.AUTO,
+    ] = "auto",
+    device: Annotated[Device, typer.Option(help="auto: the GPU where there is one.")] = "auto",
     rounds: Annotated[
         int,
         typer.Option(
@@ -160,10 +141,10 @@ def profile(
             "target": target,
             "ranks": ranks,
             "zero": zero,
-            "frozen_weights": frozen_weights.value,
+            "frozen_weights": frozen_weights,
             "rounds": rounds,
-            "dtype": dtype.value,
-            "device": device.value,
+            "dtype": dtype,
+            "device": device,
             "seconds": seconds,
             "inference_batches": numbers(infer_batch, "--infer-batch"),
             "contexts": numbers(context, "--context"),
@@ -375,7 +356,7 @@ def training_columns(found: Profile) -> list[Column]:
     columns = [column("arm"), column("trainable_parameters", "trains", render.count)]
     if measured:
         energy_title = "Wh/1000"
-        if any(arm.energy_source in ESTIMATED for arm in found.arms):
+        if any(arm.energy_source == ESTIMATE for arm in found.arms):
             energy_title = "est. Wh/1000"
         columns += [
             column("time.step_s", "step", seconds_text),
@@ -480,7 +461,7 @@ def notes(found: Profile) -> list[str]:
         f"{setting['dtype']}; batch {setting['batch']} x {setting['seq']} tokens; {how}; "
         "sizes on the fullest rank"
     ]
-    if any(arm.energy_source in ESTIMATED for arm in found.arms):
+    if any(arm.energy_source == ESTIMATE for arm in found.arms):
         lines.append(
             "energy: processor seconds x watts per core, an estimate: no counter can be read here"
         )

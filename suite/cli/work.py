@@ -88,7 +88,7 @@ def steps_at_most(config: SweepConfig, task: TaskConfig) -> int | None:
     if examples is None:
         return None
     # The last batch of an epoch is dropped where it is not full. Small batches make most steps.
-    smallest = min(config.search.batch_sizes, default=training.batch_size)
+    smallest = min(config.batch_sizes)
     return training.epochs * (examples // smallest)
 
 

@@ -25,6 +25,7 @@ from ray._private.authentication.authentication_token_setup import (
 )
 from ray.tune.execution import class_cache
 
+from suite.config.variables import environment
 from suite.errors import ResourceError
 from suite.redact import is_secret_name, redact
 
@@ -44,19 +45,13 @@ def loopback_only() -> Iterator[None]:
     # Ray has this mode for macOS and Windows, whose firewalls ask about open ports. There is no
     # option for it: ray.init replaces 127.0.0.1 as `_node_ip_address` by the host's address, and
     # its variable was read when Ray was imported.
-    variable = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    variable_before = os.environ.get(variable)
-    constant_before = ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[variable] = "0"
+    before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
-        yield
+        with environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+            yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = constant_before
-        if variable_before is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = variable_before
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def make_token() -> None:

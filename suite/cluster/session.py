@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from suite.cluster import network
 from suite.cluster.access import loopback_only, make_token
 from suite.cluster.growth import launcher_file, nodes_to_come
+from suite.config.variables import environment
 from suite.errors import ResourceError, end_of
 from suite.plan.resources import Node, local_cpus
 from suite.redact import has_password, redact
@@ -394,18 +395,3 @@ def _sigterm_kept() -> Iterator[None]:
         # Ray sets none outside of the main thread, where nobody may.
         if callable(before) and signal.getsignal(signal.SIGTERM) is not before:
             signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the time of the block."""
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value

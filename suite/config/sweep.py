@@ -247,6 +247,11 @@ class SearchConfig(Strict):
         """Trials that a study gets with each extension of its range."""
         return self.edge_guard.trials or max(2, self.trials // 4)
 
+    @property
+    def by_curve(self) -> bool:
+        """Whether the suite's own model of the curve proposes, which takes one objective alone."""
+        return self.sampler == "gp" and self.second is None
+
     def most_trials(self, searched: LearningRateRange, choices: int) -> int:
         """Trials of a study with so many choices that is extended as often as it may be."""
         trials = searched.trials(self.trials, choices)
@@ -419,6 +424,11 @@ class SweepConfig(Strict):
     reference: list[Reference] = Field(
         default=[], description="the numbers that a paper printed, by line of its table"
     )
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """The batch sizes that are searched; one where that is settled."""
+        return self.search.batch_sizes or [self.training.batch_size]
 
     @model_validator(mode="before")
     @classmethod

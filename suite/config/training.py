@@ -22,6 +22,9 @@ LEAST_STAGE = {"none": 0, "optimizer": 1, "all": 3}
 """The ZeRO stage from which DeepSpeed can move to CPU memory what `offload` names."""
 
 
+FrozenWeights = Literal["resident", "partitioned"]
+
+
 class TrainingConfig(Strict):
     """Hyperparameters other than the learning rate, and settings of the ZeRO engine.
 
@@ -95,7 +98,7 @@ class TrainingConfig(Strict):
         3,
         description="DeepSpeed ZeRO stage; auto = the lowest at which the sweep's largest arm fits",
     )
-    frozen_weights: Literal["auto", "resident", "partitioned"] = Field(
+    frozen_weights: Literal["auto", FrozenWeights] = Field(
         "auto",
         description="whether every rank keeps all frozen weights, or ZeRO-3 gathers them in every "
         "step; auto = resident where the sweep's largest arm fits",
@@ -175,7 +178,7 @@ class Partitioning:
     """
 
     zero_stage: int = 3
-    frozen_weights: Literal["resident", "partitioned"] = "resident"
+    frozen_weights: FrozenWeights = "resident"
 
     def applied_to(self, training: TrainingConfig) -> TrainingConfig:
         """The settings with this in the place of every `auto`."""

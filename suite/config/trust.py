@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from suite.config.variables import environment
 from suite.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,17 +57,9 @@ def trusting(items: Sequence[str]) -> Iterator[None]:
     """
     # checked here, so that a mistake is found before anything starts
     read_trusted(items)
-    before = os.environ.get(TRUSTED)
     # one on each line, because names may hold commas and spaces
-    os.environ[TRUSTED] = "\n".join(items)
-    try:
+    with environment({TRUSTED: "\n".join(items)}):
         yield
-    finally:
-        # put back as it was, also for tests that call commands one after another in one process
-        if before is None:
-            del os.environ[TRUSTED]
-        else:
-            os.environ[TRUSTED] = before
 
 
 def trusted() -> dict[str, str]:

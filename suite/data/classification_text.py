@@ -29,7 +29,7 @@ from suite.data.objective import (
     prompts,
     target_features,
 )
-from suite.data.tokenizer import as_written, end_ids, plain_ids, prompt_ids
+from suite.data.tokenizer import CUE, as_written, end_ids, plain_ids, prompt_ids
 from suite.errors import IncompatibleError
 
 
@@ -96,8 +96,6 @@ class DecoderTextObjective(LabelObjective):
     """
 
     head = Head("text")
-    CUE = " answer:"
-    """The text between the T5 prompt and the label (ours); it is never cut off."""
 
     def __init__(
         self, task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
@@ -108,7 +106,7 @@ class DecoderTextObjective(LabelObjective):
                 f"task {task.name}: a number cannot be scored as label words; "
                 "use decoder_objective: head"
             )
-        self.cue = plain_ids(tokenizer, self.CUE)
+        self.cue = plain_ids(tokenizer, CUE)
         self.labels: list[list[int]] = []
         for word in task.label.words:
             # with the space before it the word is tokenised as within running text
@@ -147,7 +145,7 @@ class DecoderTextObjective(LabelObjective):
         return [float(number) for number in best.tolist()]
 
     def fingerprint(self) -> dict[str, Any]:
-        return {**super().fingerprint(), "cue": self.CUE}
+        return {**super().fingerprint(), "cue": CUE}
 
     def _score(
         self, model: Any, starts: list[list[int]], label: list[int], device: torch.device

@@ -29,7 +29,7 @@ from suite.data.objective import (
     prompts,
     target_features,
 )
-from suite.data.tokenizer import as_written, end_ids, plain_ids, prompt_ids
+from suite.data.tokenizer import CUE, as_written, end_ids, plain_ids, prompt_ids
 from suite.errors import IncompatibleError
 from suite.metrics.text import score_texts, signatures
 
@@ -129,9 +129,6 @@ class DecoderGeneration(GenerationObjective):
     the model needs room for both.
     """
 
-    CUE = " answer:"
-    """The text before the target (ours), as where a decoder scores label words; never cut off."""
-
     def __init__(
         self,
         task: GenerationTask | QuestionAnsweringTask,
@@ -139,7 +136,7 @@ class DecoderGeneration(GenerationObjective):
         training: TrainingConfig,
     ) -> None:
         super().__init__(task, tokenizer, training)
-        self.cue = plain_ids(tokenizer, self.CUE)
+        self.cue = plain_ids(tokenizer, CUE)
         self.end = end_ids(tokenizer)
         self.room = training.max_length - len(self.cue)
         if self.room < 1 or training.target_max_length <= len(self.end):
@@ -177,7 +174,7 @@ class DecoderGeneration(GenerationObjective):
         )
 
     def fingerprint(self) -> dict[str, Any]:
-        return {**super().fingerprint(), "cue": self.CUE}
+        return {**super().fingerprint(), "cue": CUE}
 
     def _inputs(self, batch: Batch) -> Batch:
         """The prompts alone, padded on the left, so that every answer begins after its prompt."""

@@ -10,6 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from suite.config.hashing import canonical_json
 
+CUE = " answer:"
+"""What a decoder reads between the prompt and the answer to a task (ours); it is never cut off."""
+
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """The SHA-256 of class, special tokens and the whole vocabulary with its rules.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.config.lm_eval import Request
+from suite.config.variables import environment
 from suite.errors import ConfigError, DataError
 
 # Folders that editors and Python leave behind: they define no task.
@@ -73,26 +73,20 @@ def quiet() -> Iterator[None]:
     """Keep lm-eval from downloading code, starting processes and logging warnings."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
-    before = {
+    switches = {
         # Without it, lm-eval downloads and runs code for a metric that it does not have.
-        "HF_EVALUATE_OFFLINE": os.environ.get("HF_EVALUATE_OFFLINE"),
+        "HF_EVALUATE_OFFLINE": "1",
         # Without it, lm-eval forks once per core to bootstrap an error.
-        "DISABLE_MULTIPROC": os.environ.get("DISABLE_MULTIPROC"),
+        "DISABLE_MULTIPROC": "1",
     }
-    for name in before:
-        os.environ[name] = "1"
     # It warns of models in memory and of truncation that nobody asked for: both are as they
     # should be here.
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with environment(switches):
+            yield
     finally:
         logger.setLevel(level)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 class Library:

@@ -112,9 +112,8 @@ class _Definition:
 
 
 def _definition(home: Home, sweep: str) -> _Definition:
-    path = home.sweep_definition(sweep)
     # They are the cache's key: a definition that is written again is read again.
-    stamps = _stamp(path), _stamp(path.with_suffix(".cells"))
+    stamps = _stamp(home.sweep_definition(sweep)), _stamp(home.sweep_cells(sweep))
     return _read_definition(home.path, sweep, stamps)
 
 

@@ -1,7 +1,7 @@
 """Compute the cost of the search behind a row, and its energy until it nears full fine-tuning.
 
-Both compare rows, so they are computed when the leaderboard is read, for each home by itself. Only
-the search of architectures that competed is added up before, as it takes their trials.
+They are computed when the leaderboard is read, for each home by itself. The search of architectures
+that competed is added up before, as it takes their trials.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import fmean
 
 from suite.leaderboard.choice import TARGET_FRAC
 from suite.leaderboard.fields import Row, with_values
-from suite.leaderboard.measures import CellResults, mixes_energy, total
+from suite.leaderboard.measures import CellResults, mixes_energy
 from suite.plan.cell_state import CellStatus
 
 FULL = "full"
@@ -37,42 +37,19 @@ def with_selection_cost(rows: Sequence[Row]) -> list[Row]:
     That is the row's own study, and where architectures competed and this one won, the studies of
     all of them. An architecture that lost has none: its study is part of the winner's.
     """
-    contests: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    # `chosen` is None outside a contest, and also while one is open.
-    for row in rows:
-        if row.chosen is not None:
-            contests[_contest(row)].append(row)
     found = []
     for row in rows:
+        # None means "no contest", or one that is still open. Where one has ended, the winner's row
+        # holds the sum already.
         if row.chosen is None:
-            found.append(_with_cost(row, [row]))
-        # Rows of an earlier version do not hold it yet.
-        elif row.chosen and row.selection_trials is None:
-            found.append(_with_cost(row, contests[_contest(row)]))
-        else:
-            found.append(row)
+            row = with_values(
+                row,
+                selection_trials=row.search_trials,
+                selection_s=row.search_s,
+                selection_energy_kwh=row.search_energy_kwh,
+            )
+        found.append(row)
     return found
-
-
-def _contest(row: Row) -> tuple[str, ...]:
-    # Rows that agree on these differ in their architecture alone, so they are one contest.
-    return row.home, row.sweep, row.conditions, row.method, row.task
-
-
-def _with_cost(row: Row, studies: Sequence[Row]) -> Row:
-    trials = 0
-    durations_s = []
-    energies_kwh = []
-    for study in studies:
-        trials += study.search_trials
-        durations_s.append(study.search_s)
-        energies_kwh.append(study.search_energy_kwh)
-    return with_values(
-        row,
-        selection_trials=trials,
-        selection_s=total(durations_s),
-        selection_energy_kwh=total(energies_kwh),
-    )
 
 
 def with_energy_to_target(rows: Sequence[Row], target_frac: float = TARGET_FRAC) -> list[Row]:
@@ -80,9 +57,9 @@ def with_energy_to_target(rows: Sequence[Row], target_frac: float = TARGET_FRAC)
 
     The target is `target_frac` of the validation score of full fine-tuning's confirm runs with the
     same backbone and attention on the same task of the same sweep; where less is better, that score
-    divided by `target_frac`. The energy is that of a run from scratch up to the end of the first
-    epoch that reaches it, with what the method prepares, the mean over the confirm runs, all of
-    which must.
+    divided by `target_frac`. The energy is that of a run from scratch, with what its method
+    prepares, up to the end of the first epoch that reaches the target. It is the mean over the
+    confirm runs, and each of them must reach it.
     """
     full: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:

@@ -267,9 +267,7 @@ def _adjust(rows: Sequence[dict[str, Any]]) -> None:
                 row["better"] = "a" if a_wins else "b"
             spread = spread_of(row["evidence"])
             assert spread is not None, "there is a p-value, so there are several seeds"
-            power = power_of(
-                spread, seeds=row["seeds"], pairs=len(family), looks=max(row["test_looks"] or 1, 1)
-            )
+            power = power_of(spread, seeds=row["seeds"], pairs=len(family), looks=row["test_looks"])
             row["shown_difference"] = power.shown
             row["seeds_for_point"] = power.seeds_for_point
     for row in rows:

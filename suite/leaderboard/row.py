@@ -175,8 +175,7 @@ def reference_fields(line: dict[str, Any], score: float | None) -> dict[str, Any
     if not line:
         return {}
     difference = None
-    # Lines from before this was said are comparable.
-    if score is not None and line.get("comparable", True):
+    if score is not None and line["comparable"]:
         difference = score - line["score"]
     return {
         "reference_score": line["score"],

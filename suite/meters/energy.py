@@ -18,6 +18,7 @@ from typing import ClassVar
 import psutil
 
 from suite.meters.clock import Unavailable
+from suite.meters.record import ESTIMATE
 
 JOULES_PER_KWH = 3.6e6
 
@@ -76,7 +77,7 @@ class CpuTime(EnergySource):
     Child processes are not in it.
     """
 
-    kind = "cpu-time-estimate"
+    kind = ESTIMATE
 
     def __init__(self, watts_per_core: float = WATTS_PER_CORE) -> None:
         self.watts_per_core = watts_per_core

@@ -405,6 +405,11 @@ class CellState:
         return found
 
 
+def all_over(states: Mapping[str, CellState]) -> bool:
+    """Whether nothing is left to run of a sweep."""
+    return all(state.status.is_over for state in states.values())
+
+
 def read_states(
     plan: Plan, home: Home, *, outcomes: bool = False, others: Iterable[StudyState] = ()
 ) -> dict[str, CellState]:

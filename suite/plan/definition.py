@@ -16,12 +16,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from suite.config.arm import Arm
 from suite.config.hashing import canonical_json
 from suite.config.loader import Strict
-from suite.config.space import LearningRateRange
 from suite.config.sweep import SweepConfig
-from suite.config.task import TaskConfig
 from suite.config.task_base import PLACE
 from suite.errors import ConfigError, SweepConflictError
 from suite.files import read_json, write_json
@@ -58,31 +55,16 @@ AXES = ("backbones", "attention", "methods", "tasks")
 """Lists that may grow; an entry that was there before must stay as it was."""
 
 
-class StoredCell(Strict):
-    """A planned cell as stored."""
-
-    arm: Arm
-    task: TaskConfig
-    learning_rate: LearningRateRange
-    contest: str | None = None
-    choice: int = 0
-
-
 class StoredCells(Strict):
     """What a sweep's names stood for when it was last run: `sweeps/<name>.cells`."""
 
     world_size: int
-    cells: list[StoredCell]
+    cells: list[PlannedCell]
     pretrains: list[TrialSpec] = []
 
     def plan(self, config: SweepConfig) -> Plan:
         """The plan that these cells and their sweep make."""
-        cells = []
-        for cell in self.cells:
-            cells.append(
-                PlannedCell(cell.arm, cell.task, cell.learning_rate, cell.contest, cell.choice)
-            )
-        return Plan(config, tuple(cells), self.world_size, tuple(self.pretrains))
+        return Plan(config, tuple(self.cells), self.world_size, tuple(self.pretrains))
 
 
 def read_plan(home: Home, sweep: str) -> Plan:
@@ -106,7 +88,7 @@ def known_plan(home: Home, sweep: str) -> Plan | None:
     Raises:
         ConfigError: Another version wrote the definition, or half of it is missing.
     """
-    config_path, cells_path = home.sweep_definition(sweep), _cells_path(home, sweep)
+    config_path, cells_path = home.sweep_definition(sweep), home.sweep_cells(sweep)
     # A crash between the two writes leaves only the cells, and those are no sweep yet.
     if not config_path.exists():
         return None
@@ -167,7 +149,7 @@ def store_definition(plan: Plan, home: Home) -> None:
     stored = stored_cells(plan)
     # The definition comes last. A sweep is known by this file, so a crash before it leaves no half
     # of a sweep.
-    write_json(_cells_path(home, plan.config.name), stored.model_dump(mode="json"))
+    write_json(home.sweep_cells(plan.config.name), stored.model_dump(mode="json"))
     write_json(home.sweep_definition(plan.config.name), plan.config.model_dump(mode="json"))
 
 
@@ -187,17 +169,9 @@ def _keep_look(plan: Plan, home: Home) -> None:
 
 def stored_cells(plan: Plan) -> StoredCells:
     """What the names of a plan's sweep stand for."""
-    cells = [
-        StoredCell(
-            arm=c.arm,
-            task=c.task,
-            learning_rate=c.learning_rate,
-            contest=c.contest,
-            choice=c.choice,
-        )
-        for c in plan.cells
-    ]
-    return StoredCells(world_size=plan.world_size, cells=cells, pretrains=list(plan.pretrains))
+    return StoredCells(
+        world_size=plan.world_size, cells=list(plan.cells), pretrains=list(plan.pretrains)
+    )
 
 
 @contextlib.contextmanager
@@ -290,10 +264,6 @@ def driver_pid(home: Home, sweep: str) -> int | None:
             if isinstance(pid, int):
                 return pid
     return None
-
-
-def _cells_path(home: Home, sweep: str) -> Path:
-    return home.sweep_definition(sweep).with_suffix(".cells")
 
 
 def _lock_path(home: Home, sweep: str) -> Path:

@@ -16,7 +16,7 @@ from suite.config.sweep import AttentionChoice, BackboneChoice, MethodChoice, Sw
 from suite.config.task import TaskConfig, load_task
 from suite.config.training import TrainingConfig
 from suite.errors import ConfigError, IncompatibleError, SuiteError
-from suite.plan.resources import DEFAULT_CPU_WORKERS
+from suite.plan.resources import planned_workers
 from suite.record.cells import Trial
 from suite.record.references import check_references
 from suite.record.spec import Phase, TrialSpec, cell_key
@@ -83,11 +83,6 @@ class Plan:
             return 1
         return self.config.search.lanes
 
-    @property
-    def batch_sizes(self) -> list[int]:
-        """The batch sizes that are searched; one where that is settled."""
-        return self.config.search.batch_sizes or [self.config.training.batch_size]
-
     def study_of(self, cell: PlannedCell) -> str:
         """A name that the cells of one study share: the architectures of a method on a task."""
         if cell.contest is None or self.config.search.per == "architecture":
@@ -123,7 +118,7 @@ class Plan:
 
     def choices_among(self, cell: PlannedCell, architectures: int) -> int:
         """The same where the number of architectures is known; 0 where nothing is to be chosen."""
-        found = architectures * len(self.batch_sizes)
+        found = architectures * len(self.config.batch_sizes)
         # A contest judges each architecture by a trial, also where each has a study of its own.
         if found == 1 and cell.contest is None:
             return 0
@@ -183,7 +178,7 @@ class Plan:
         if trial.folder.hash != spec.hash:
             return False
         batch_size = spec.training.batch_size
-        if batch_size not in self.batch_sizes:
+        if batch_size not in self.config.batch_sizes:
             return False
         if spec.phase is Phase.SEARCH:
             # This counts every extension that the guard may add: how many it did add only the study
@@ -246,17 +241,17 @@ def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None)
         config: The sweep.
         where: Its file, for errors.
         world_size: Workers of a trial whose backbone asks for no other number, if that is known;
-            None = as the sweep says, else `DEFAULT_CPU_WORKERS`.
+            None = as the sweep says, else as on CPUs.
 
     Raises:
         ConfigError: A name that does not exist, a batch that does not divide, an axis with the same
             entry twice.
         IncompatibleError: A method that does not work on a backbone's family.
     """
-    world_size = world_size or config.resources.workers or DEFAULT_CPU_WORKERS
+    world_size = planned_workers(config, world_size)
     # The cheap checks come first. Building every arm takes longest and comes last.
     for workers in {_workers(config, choice.name, world_size) for choice in config.backbones}:
-        for size in config.search.batch_sizes or [config.training.batch_size]:
+        for size in config.batch_sizes:
             training = config.training.model_copy(update={"batch_size": size})
             _check_batch(training, workers, where=f"{where}: training")
     tasks = [load_task(name, where=f"{where}: tasks") for name in config.tasks]

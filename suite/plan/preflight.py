@@ -15,7 +15,7 @@ from suite.config.sweep import BackboneChoice, ResourceConfig, SweepConfig
 from suite.config.task import FileData, HubData, TaskConfig
 from suite.config.training import Precision, TrainingConfig
 from suite.errors import ConfigError, ResourceError, no_room_for_states
-from suite.plan.cell_state import CellState
+from suite.plan.cell_state import CellState, all_over
 from suite.plan.plan import Plan, objectives, pretrain_objective
 from suite.plan.resources import Node
 from suite.record.cells import lost_specs
@@ -118,8 +118,7 @@ def warn_of_other_runs(
         device: "cuda" or "cpu"; None = not known yet, so the precision is not either.
         here: Whether the workers are on this host. Others may have other processors or GPUs.
     """
-    # Nothing is added to it.
-    if all(state.status.is_over for state in states.values()):
+    if all_over(states):
         return
     differ: dict[str, None] = {}
     now = versions()
@@ -155,8 +154,7 @@ def check_gpus_are_up(
     """
     if resources.gpus_per_worker is not None or any(node.get("GPU") for node in nodes):
         return
-    # Nothing is added to it.
-    if all(state.status.is_over for state in states.values()):
+    if all_over(states):
         return
     for state in states.values():
         for trial in state.trials:

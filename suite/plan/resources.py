@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, isclose
 from pathlib import Path
 
-from suite.config.sweep import ResourceConfig
+from suite.config.sweep import ResourceConfig, SweepConfig
 from suite.errors import ResourceError
 
 DEFAULT_CPU_WORKERS = 1
@@ -19,6 +19,8 @@ CONTEXT_FRAC = 0.05
 """Of a GPU's memory, what each process that shares it takes beside its tensors: CUDA's context with
 kernels and libraries, some 0.5 GB. Ours; torch's bound on a process leaves it out."""
 FIT_EPS = 1e-6
+GPU_FILES = ("nvidia[0-9]*", "kfd", "dxg")
+"""Device files of NVIDIA, AMD and Windows' Linux."""
 CGROUP = Path("/sys/fs/cgroup")
 Node = Mapping[str, float]
 
@@ -127,6 +129,11 @@ class Layout:
         )
 
 
+def planned_workers(config: SweepConfig, given: int | None) -> int:
+    """Workers of a trial: as given, else as the sweep says, else as on CPUs."""
+    return given or config.resources.workers or DEFAULT_CPU_WORKERS
+
+
 def local_cpus(cgroup: Path = CGROUP) -> int:
     """Cores that this process may use, and at least two: two workers share one well enough."""
     cores = len(os.sched_getaffinity(0))
@@ -134,6 +141,11 @@ def local_cpus(cgroup: Path = CGROUP) -> int:
     if quota is not None:
         cores = min(cores, ceil(quota))
     return max(LEAST_CPUS, cores)
+
+
+def may_have_gpu(devices: Path = Path("/dev")) -> bool:
+    """Whether this machine has a GPU, by the files of its drivers: without one it has none."""
+    return any(any(devices.glob(pattern)) for pattern in GPU_FILES)
 
 
 def _cpu_quota(cgroup: Path) -> float | None:

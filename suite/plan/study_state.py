@@ -120,7 +120,7 @@ class StudyState:
         """
         # Nothing was to be searched.
         if self.study.budget == 0:
-            return Chosen(self.study.searched.low, self.plan.batch_sizes[0])
+            return Chosen(self.study.searched.low, self.plan.config.batch_sizes[0])
         model = self.model
         # A fixed rate has no curve.
         if self.plan.config.search.choose == "best" or model is None:
@@ -245,14 +245,14 @@ class StudyState:
         factors = []
         if len(self.cells) > 1:
             factors.append(range(len(self.cells)))
-        if len(self.plan.batch_sizes) > 1:
-            factors.append(range(len(self.plan.batch_sizes)))
+        if len(self.plan.config.batch_sizes) > 1:
+            factors.append(range(len(self.plan.config.batch_sizes)))
         return list(product(*factors))
 
     def _in_turn(self, number: int) -> tuple[int, ...]:
         """The choice whose turn it is: another architecture each time, and another batch size."""
         everything = self._all_levels()
-        sizes = len(self.plan.batch_sizes)
+        sizes = len(self.plan.config.batch_sizes)
         arms = len(everything) // sizes
         times, arm = divmod(number % len(everything), arms)
         return everything[arm * sizes + (times + arm) % sizes]
@@ -272,8 +272,8 @@ class StudyState:
         levels = []
         if len(self.cells) > 1:
             levels.append(self.arms.index(spec.arm.key))
-        if len(self.plan.batch_sizes) > 1:
-            levels.append(self.plan.batch_sizes.index(spec.training.batch_size))
+        if len(self.plan.config.batch_sizes) > 1:
+            levels.append(self.plan.config.batch_sizes.index(spec.training.batch_size))
         return tuple(levels)
 
     def _candidate(self, spec: TrialSpec) -> Candidate:
@@ -285,9 +285,9 @@ class StudyState:
         return self.cells[levels[0]]
 
     def _batch_size(self, levels: tuple[int, ...]) -> int:
-        if len(self.plan.batch_sizes) == 1:
-            return self.plan.batch_sizes[0]
-        return self.plan.batch_sizes[levels[-1]]
+        if len(self.plan.config.batch_sizes) == 1:
+            return self.plan.config.batch_sizes[0]
+        return self.plan.config.batch_sizes[levels[-1]]
 
     # What comes next.
 
@@ -373,7 +373,7 @@ class StudyState:
         """
         search = self.plan.config.search
         searched = self.study.searched
-        if not search.transfer or search.sampler != "gp" or search.second or searched.fixed:
+        if not search.transfer or not search.by_curve or searched.fixed:
             return {}
         curves = self.neighbours()
         if not curves:
@@ -413,18 +413,17 @@ class StudyState:
         if study.opened is not None and number == study.opened.first:
             rate = clip(study.opened.at(0.5), study.searched)
             return Candidate(rate, self._best_levels()), "extension"
-        by_model = search.sampler == "gp" and search.second is None
         has_score = any(trial.feedback is not None for trial in done)
         # A hint says something before there is a score.
         informed = self.hint is not None or (has_score and number >= search.startup_trials)
-        if by_model and informed:
+        if search.by_curve and informed:
             model = self._fit(study.searched, done, pending)
             if model is not None:
                 return model.next(levels=levels), "curve"
         own = levels
         if own is None:
             own = self._in_turn(number)
-        if by_model:
+        if search.by_curve:
             tried = set()
             for trial in self.in_order:
                 if self._levels(trial.spec) == own:
@@ -447,7 +446,7 @@ class StudyState:
         for trial in self.in_order:
             if trial.spec.number in together and trial.spec.number >= search.startup_trials:
                 return self._levels(trial.spec)
-        if search.sampler == "gp" and search.second is None:
+        if search.by_curve:
             return None
         return self._in_turn(self._turn(number))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.files import replacing
+from suite.meters.record import ESTIMATE
 from suite.profiling.record import ArmProfile, Profile
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def against_full(found: Profile) -> Figure | None:
         if base is not None:
             pairs.append((arm, base))
     energy_title = "energy per sample"
-    if any(arm.energy_source == "cpu-time-estimate" for arm in found.arms):
+    if any(arm.energy_source == ESTIMATE for arm in found.arms):
         # An estimate must not pass for a measurement.
         energy_title = "estimated energy per sample"
     memory_title, memory_of = _memory(found)

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from suite.config.loader import Strict, validate
 from suite.config.numbers import Count, Seconds
 from suite.config.precision import gpu_precision
-from suite.config.training import TrainingConfig
+from suite.config.training import FrozenWeights, TrainingConfig
 
 
 class Setting(Strict):
@@ -32,7 +32,7 @@ class Setting(Strict):
     zero: Annotated[int, Field(ge=0, le=3)] = Field(
         3, description="DeepSpeed ZeRO stage, as in a sweep"
     )
-    frozen_weights: Literal["resident", "partitioned"] = Field(
+    frozen_weights: FrozenWeights = Field(
         "resident",
         description="whether every rank keeps all frozen weights, or ZeRO-3 gathers them in every "
         "step",

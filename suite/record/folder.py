@@ -310,3 +310,7 @@ class Home:
         if wrong is not None:
             raise ConfigError(f"{self.path}: {wrong}")
         return self.path / "sweeps" / f"{name}.json"
+
+    def sweep_cells(self, name: str) -> Path:
+        """The file of what a sweep's names stand for, beside its definition."""
+        return self.sweep_definition(name).with_suffix(".cells")

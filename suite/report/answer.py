@@ -453,7 +453,7 @@ def _order(search: SearchConfig) -> str:
         return "a grid over the range"
     first = f"{search.startup_trials} evenly over the range"
     # The one sampler that takes the hint, and with one objective only.
-    if search.transfer and search.sampler == "gp" and search.second is None:
+    if search.transfer and search.by_curve:
         first += ", or where finished studies of other tasks were best"
     return f"{first}, then {search.sampler}"
 

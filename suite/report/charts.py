@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from suite.config.reference import MEAN
-from suite.leaderboard.measures import join, mixes_energy
+from suite.leaderboard.measures import join, mixes_energy, total
 from suite.meters.record import ESTIMATE
 from suite.plan.cell_state import CellStatus
 from suite.report import values
@@ -621,10 +621,10 @@ def _of_others(row: Row) -> float | None:
 
 def _wh(parts_kwh: Sequence[float | None]) -> float | None:
     """The sum in Wh; None where a part is not known: the rest would look cheaper than it was."""
-    known = [part for part in parts_kwh if part is not None]
-    if not known or len(known) < len(parts_kwh):
+    whole_kwh = total(parts_kwh)
+    if whole_kwh is None:
         return None
-    return 1000 * fsum(known)
+    return 1000 * whole_kwh
 
 
 def _energy_wh(runs: Sequence[Row]) -> float | None:
@@ -636,7 +636,7 @@ def _energy_wh(runs: Sequence[Row]) -> float | None:
             energies.append(energy_kwh)
             sources.add(run["sources"].get(phase))
     # Measured and estimated energy are not added.
-    if ESTIMATE in sources and len(sources) > 1:
+    if mixes_energy(join(sources)):
         return None
     return _wh(energies)
 

@@ -297,13 +297,10 @@ def size(value: float | None) -> str:
     """Bytes in binary units: `12.5 MiB`."""
     if value is None:
         return MISSING
-    unit = 0
-    while unit + 1 < len(UNITS) and abs(value) >= 1024:
-        value /= 1024
-        unit += 1
-    if unit == 0:
-        return f"{value:.0f} B"
-    return f"{value:.1f} {UNITS[unit]}"
+    scale = scale_of("bytes", [value])
+    if scale.size == 1:
+        return f"{value:.0f} {scale.unit}"
+    return f"{value / scale.size:.1f} {scale.unit}"
 
 
 def duration(value: float | None) -> str:

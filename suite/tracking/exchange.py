@@ -272,9 +272,9 @@ def _first(error: ValidationError) -> str:
 def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -> ImportReport:
     """Bring the results of a file into a store; done twice, the second time changes nothing.
 
-    A home's sweep that the store has already is replaced, unless the last of its trials in the
-    store ended later than that in the file, or its test scores were looked at more often. Nothing
-    is written unless the whole file is good.
+    A home's sweep that the store has already is replaced. It stays where its last trial ended later
+    than the file's, or where its test scores were looked at more often. Nothing is written unless
+    the whole file is good.
 
     Args:
         path: What `export_results` wrote, here or elsewhere.

@@ -7,7 +7,6 @@ behind is still in the state RUNNING, and is written to its end.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from suite.config.hashing import short_hash
 from suite.errors import TrackingError
+from suite.files import sha256
 from suite.leaderboard.fields import Row, metrics_of
 from suite.record.cells import Trial
 from suite.record.folder import RESULT as RESULT_FILE
@@ -409,5 +409,5 @@ def small_files(folder: TrialFolder, patterns: Sequence[str]) -> list[Path]:
 def _files_digest(paths: Iterable[Path]) -> str:
     marks = []
     for path in paths:
-        marks.append([path.name, hashlib.sha256(path.read_bytes()).hexdigest()])
+        marks.append([path.name, sha256(path)])
     return short_hash(marks)

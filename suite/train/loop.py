@@ -190,8 +190,6 @@ class Trainer:
             if len(specs) > 1:
                 _check_level(self._runs.values())
             return next(iter(self._runs.values())).progress.epoch
-        # For mypy, which cannot know that the boundary swallows no exception.
-        raise AssertionError("unreachable: the boundary raises")
 
     def _start_lane(self, number: int, spec: TrialSpec, started_at: float) -> None:
         folder = self.workspace.home.trial(spec)
@@ -236,7 +234,6 @@ class Trainer:
             if going:
                 reports |= self._train(going)
             return reports
-        raise AssertionError("unreachable: the boundary raises")
 
     def _train(self, runs: list[RunningTrial]) -> dict[str, EpochReport]:
         """Train and validate one epoch of trials that are equally far. Collective."""
@@ -316,7 +313,6 @@ class Trainer:
             self._mirror.push_log(run.folder.log(self.rank))
             del self._runs[trial]
             return result
-        raise AssertionError("unreachable: the boundary raises")
 
     def leave(self) -> None:
         """End the epoch at its next step, with a checkpoint and `PreemptedError` on all ranks.

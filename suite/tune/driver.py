@@ -23,14 +23,14 @@ from suite.cluster.session import (
     ask_nodes,
     check_interface,
     cluster,
-    environment,
     free_nodes,
 )
 from suite.cluster.shared import check_home_is_shared, open_mirror, remove_on_all_nodes
 from suite.config.sweep import SweepConfig
 from suite.config.training import Partitioning
+from suite.config.variables import environment
 from suite.errors import StorageError
-from suite.plan.cell_state import CellState, read_states
+from suite.plan.cell_state import CellState, all_over, read_states
 from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
 from suite.plan.events import Listener, Listeners, Outcome
 from suite.plan.partitioning import (
@@ -226,7 +226,7 @@ def _is_over(
     plan: Plan, states: Mapping[str, CellState], home: Home, *, data_root: Path | None
 ) -> bool:
     """Whether every trial has ended and lm-eval has measured what the sweep wants measured."""
-    if not _all_over(states):
+    if not all_over(states):
         return False
     return not anything_left(plan, states, home, data_root=data_root)
 
@@ -420,7 +420,7 @@ def _run_to_its_end(plan: Plan, settings: RunSettings, callback: SweepCallback) 
     lease = callback.lease
     # An earlier run may have left a search that cannot go on: no trial is started then.
     reason = callback.reason = queue.unmeasured() or ""
-    if not reason and not _all_over(queue.states):
+    if not reason and not all_over(queue.states):
         reason = _fit(plan, settings, searcher, callback)
     reason = reason or lease.loss()
     not_measured = {} if reason else measure_confirmed(plan, queue.states, settings)
@@ -438,10 +438,6 @@ def _run_to_its_end(plan: Plan, settings: RunSettings, callback: SweepCallback) 
         with suppress(StorageError):  # a view, which the next run writes again
             callback.mirror.push_definition(config.name)
     return outcome
-
-
-def _all_over(states: Mapping[str, CellState]) -> bool:
-    return all(state.status.is_over for state in states.values())
 
 
 def _fit(
@@ -472,7 +468,7 @@ def _fit(
         if not callback.lease.loss():  # else another driver may use the folder by now
             _remove_scratch(settings.workspace, scratch)
     queue = searcher.queue
-    ended_early = queue.waiting or not _all_over(queue.states)
+    ended_early = queue.waiting or not all_over(queue.states)
     return callback.reason if ended_early else ""
 
 
