@@ -161,9 +161,10 @@ def test_one_trial_computes_the_states_and_every_record_says_what_that_cost(foun
     assert "states" in phases and "states" not in other_phases
 
 
-def opened(home: Home, case: Case = FIRST) -> Any:
+def opened(home: Home, case: Case = FIRST, *, code: str | None = None) -> Any:
     """The record of the states that a trial opens, and a hash of a row of them."""
     spec = spec_of(*case)
+    spec = spec.model_copy(update={"arm": spec.arm.model_copy(update={"code": code})})
     resolved = resolve(spec.arm.backbone)
     objective = make_objective(
         spec.task,
@@ -192,6 +193,18 @@ def opened(home: Home, case: Case = FIRST) -> Any:
     (stack,) = states.given("train", [3], batch)._stacks
     states.close()
     return record, short_hash([state.tolist() for state in stack.states])
+
+
+def own_code_changes(_number: int, folder: Path) -> list[str]:
+    """Names of the states of a user's own variant: twice the same, then edited."""
+    return [opened(Home(folder), code=code)[0].key for code in ("a" * 64, "a" * 64, "b" * 64)]
+
+
+def test_states_of_a_users_own_code_are_not_those_of_the_file_before_an_edit(
+    tmp_path: Path,
+) -> None:
+    ((first, again, edited),) = on_ranks(own_code_changes, tmp_path, world_size=1)
+    assert first == again != edited
 
 
 def flipped(path: Path) -> None:

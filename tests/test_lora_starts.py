@@ -15,13 +15,16 @@ from transformers import PreTrainedModel
 
 import suite as package
 from suite.backbones.heads import Head
-from suite.backbones.loading import build, resolve
+from suite.backbones.loading import build, load_tokenizer, resolve
 from suite.config.arm import Arm
-from suite.config.sweep import BackboneChoice, LimitConfig
+from suite.config.sweep import AttentionChoice, BackboneChoice, LimitConfig
 from suite.config.training import TrainingConfig
+from suite.data.make_objective import make_objective
+from suite.data.prepare import prepare as prepare_data
 from suite.errors import CheckpointError, ConfigError, DataError, IncompatibleError
 from suite.export import export
 from suite.export.card import Facts
+from suite.meters import PhaseMeter
 from suite.petl import get_method
 from suite.petl._pruning import fixed_head
 from suite.petl.arm import build_arm, full_architecture
@@ -29,11 +32,12 @@ from suite.record.folder import Home
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
 from suite.train.engine import Engine
-from suite.train.initial import PREPARED
+from suite.train.initial import PREPARED, initial_model
 from suite.train.loop import Trainer
 from suite.train.process_group import close_process_group, free_port, init_process_group
 from suite.train.restore import restore
-from tests.ranks import in_processes
+from tests.ranks import in_processes, on_ranks
+from tests.test_loading import save
 from tests.test_loop import make_spec
 from tests.test_parity import ADAM_EPS, batch_of
 from tests.tiny import tiny_choice
@@ -198,6 +202,47 @@ def trial(folder: Path, seed: int) -> TrialSpec:
         world_size=2,
         seed=seed,
     )
+
+
+def prepared_by_seeds(_number: int, folder: Path) -> list[str]:
+    """Names of what two seeds prepare over a checkpoint, and of what they do over drawn weights."""
+    found = []
+    for attention in ({"name": "gqa"}, {"name": "gqa", "options": {"init": "random"}}):
+        for seed in (1, 2):
+            spec = trial(folder, seed)
+            arm = spec.arm.model_copy(update={"attention": AttentionChoice(**attention)})
+            spec = spec.model_copy(update={"arm": arm, "world_size": 1})
+            resolved = resolve(arm.backbone)
+            objective = make_objective(
+                spec.task,
+                kind=resolved.family.kind,
+                tokenizer=load_tokenizer(resolved),
+                training=spec.training,
+                decoder_objective="head",
+            )
+            cache = folder / "cache"
+            data = prepare_data(spec.task, objective, limit=spec.limit, data_root=None, cache=cache)
+            meter = PhaseMeter(torch.device("cpu"))
+            with meter.phase("load"):
+                _, record = initial_model(
+                    spec,
+                    resolved,
+                    objective,
+                    data,
+                    weights=None,
+                    cache=cache,
+                    device="cpu",
+                    meter=meter,
+                )
+            assert record is not None
+            found.append(record.key)
+    return found
+
+
+def test_weights_that_a_variant_draws_by_seed_reach_no_other_seed(tmp_path: Path) -> None:
+    save("bert", tmp_path / "backbone")
+    ((one, other, first, second),) = on_ranks(prepared_by_seeds, tmp_path, world_size=1)
+    assert one == other and len({one, first, second}) == 3
 
 
 def on_rank(rank: int, folder: Path, trainer_port: int, port: int) -> Any:

@@ -858,6 +858,22 @@ def test_a_trial_whose_retries_are_used_up_stops_its_cell_for_this_run_only(home
     assert TrialQueue(plan, home, slots=1).next() == broken
 
 
+def test_a_confirm_run_that_is_given_up_holds_back_no_search_that_gets_more_trials(
+    home: Home,
+) -> None:
+    plan = planned(methods=["full"])
+    *_, confirm = run_all(TrialQueue(plan, home, slots=1), home)
+    (home.trial(confirm).path / "result.json").unlink()
+    for _ in range(plan.config.failures.retries + 1):
+        home.trial(confirm).add_failure(
+            FailureRecord(type="RankDied", message="rank 1 died", log_path="x.log")
+        )
+    assert TrialQueue(plan, home, slots=1).next() is None, "it has used up its retries"
+    more = planned(methods=["full"], search={"trials": 7, "startup_trials": 3})
+    added = run_all(TrialQueue(more, home, slots=1), home)
+    assert [s.number for s in added if s.phase is Phase.SEARCH] == [5, 6]
+
+
 def test_a_trial_that_left_in_order_is_no_failure_and_goes_on(home: Home) -> None:
     plan = planned()
     store_definition(plan, home)

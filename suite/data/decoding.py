@@ -32,6 +32,9 @@ def own_decoding(
     Yields:
         What else `generate` must be given.
     """
+    # peft's wrapper calls the model inside, which reads its own.
+    if hasattr(model, "get_base_model"):
+        model = model.get_base_model()
     own = model.generation_config
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         pad_token_id=pad_id,

@@ -32,7 +32,8 @@ class LanguageModelObjective(Objective):
     An item is a block of the training text, or a window whose last tokens are scored. The rows of
     a split are one text. Each row that is not empty ends with the end-of-text token, which is
     predicted like any other. The text starts after one token that is not scored: the tokenizer's
-    start token, or its end-of-text token where it has no start token.
+    start token, or its end-of-text token where it has no start token. With a tokenizer that has
+    neither, rows follow one another with nothing between them, and the first token is not scored.
     """
 
     head = Head("text")

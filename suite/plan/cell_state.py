@@ -344,8 +344,10 @@ class CellState:
     def _may_go_on(self) -> bool:
         if self.pretrain is not None and not self.pretrain.ready:
             return False
-        # An open study waits for a trial that this run could not finish.
-        return self.search_done or not self.given_up
+        if self.search_done:
+            return True
+        # An open study waits for a search trial that this run could not finish.
+        return not any(trial.spec.hash in self.given_up for trial in self.searching.counted)
 
     def next_beside(self, spec: TrialSpec) -> tuple[TrialSpec, dict[str, Any]] | None:
         """A further trial of the same round that may train beside a search trial, or None.

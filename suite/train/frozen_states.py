@@ -59,6 +59,8 @@ FORMAT = 1
 BLOCK_ROWS = 32
 """Rows that are computed together (ours)."""
 PHASE = "states"
+STATES_COME_FROM = {"backbone", "attention", "pretrain", "code"}
+"""What of an arm decides over its states; the code is that of the user's own files."""
 ALIGNED_BYTES = 8
 
 
@@ -267,7 +269,7 @@ def keep_states(
         FORMAT,
         BLOCK_ROWS,
         frozen_fingerprint(model),
-        spec.arm.model_dump(mode="json", include={"backbone", "attention", "pretrain"}),
+        spec.arm.model_dump(mode="json", include=STATES_COME_FROM),
         resolved.config.to_json_string(),
         data.data_hash,
         objective.fingerprint(),

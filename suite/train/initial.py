@@ -13,6 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from suite.attention import variants
 from suite.backbones.loading import ResolvedBackbone
 from suite.clock import CLOCK
 from suite.config.hashing import short_hash
@@ -54,8 +55,8 @@ def initial_model(
     """Build the arm of a trial and initialise all of its weights. Collective.
 
     What a method prepares from training data depends on the arm, its frozen weights and the data,
-    and not on the trial's seed. The first trial that asks prepares it, and all others find it in
-    the cache, with what it cost.
+    and on the trial's seed only where the attention variant draws weights. The first trial that
+    asks prepares it, and all others find it in the cache, with what it cost.
 
     Args:
         weights: File of the pretrain run that the arm names; None if it names none.
@@ -78,6 +79,10 @@ def initial_model(
         data.data_hash,
         objective.fingerprint(),
     ]
+    variant = variants.get(spec.arm.attention.name).configure(spec.arm.attention.options)
+    if spec.arm.pretrain is None and variant.draws:
+        # It trains, so it is not among the frozen weights, and each seed draws another.
+        parts.append(spec.stream("init"))
     # a method of peft has a colon in its name
     key = f"{spec.arm.method.replace(':', '-')}-{short_hash(parts)}"
     folder = prepared_folder(cache, key)
