@@ -21,6 +21,7 @@ from suite.plan.definition import read_plan
 from suite.plan.events import Outcome
 from suite.progress import NotebookBoard, _notebook_output
 from suite.record.folder import Home
+from suite.storage.lease import JOB_VARIABLE
 from tests.commands import ROOT, Suite, suite
 from tests.records import write_definition
 
@@ -143,6 +144,8 @@ def test_lists_of_names_and_sweeps_are_checked_before_anything_runs(
         package.profile(methods=["full"], architectures={"lora": {"rank": 2}})
     with pytest.raises(ConfigError, match="run: got None, expected a Sweep, its file or its name"):
         package.run(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="name: 'trial' is what the runs of `suite trial` are"):
+        package.Sweep(**{"name": "trial", **KEYS})
     with pytest.raises(ConfigError, match="num_labels: got 0"):
         package.params("minilm", num_labels=0)
     monkeypatch.setenv("SUITE_TASKS", str(tmp_path / "absent"))
@@ -175,6 +178,30 @@ def test_ranks_of_a_script_without_a_guard_are_an_error_that_says_so(tmp_path: P
     )
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("suite.errors.ResourceError") and "__name__ == '__main__'" in last
+
+
+def test_a_home_in_the_folder_of_a_job_of_rays_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = {"runtime_env": {"working_dir": "gcs://_ray_pkg_1.zip"}}
+    monkeypatch.setenv(JOB_VARIABLE, json.dumps(job))
+    with pytest.raises(ConfigError, match="--home runs: lies in the job's own folder"):
+        package.run(package.Sweep(name="s", **KEYS), home="runs", progress=False)
+
+
+@pytest.mark.slow
+def test_a_disk_error_in_a_rank_is_that_of_the_command(tmp_path: Path) -> None:
+    command = (
+        "ulimit -f 160; exec python -m suite trial --backbone minilm --method bitfit --ranks 2"
+        " --task sentiment --home home --set limit.train=16 --set training.batch_size=8"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    ended = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True
+    )
+    assert ended.returncode == 1 and "error: File too large" in ended.stderr.splitlines()[-1]
 
 
 def test_counts_are_those_of_the_command(suite: Suite) -> None:

@@ -16,7 +16,8 @@ from torch import distributed as dist
 
 from suite.config.training import TrainingConfig
 from suite.errors import CheckpointError
-from suite.train.checkpoint import MARKER, Checkpoints, UnusableError, read_marker, sealed
+from suite.record.folder import MARKER
+from suite.train.checkpoint import Checkpoints, UnusableError, read_marker, sealed
 from suite.train.engine import Engine
 from suite.train.fingerprint import place_sum, together
 from suite.train.frozen_weights import kept_weights

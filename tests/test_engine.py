@@ -13,7 +13,8 @@ from safetensors import safe_open
 
 from suite.config.training import TrainingConfig
 from suite.errors import IncompatibleError
-from suite.train.checkpoint import MARKER, Checkpoints
+from suite.record.folder import MARKER
+from suite.train.checkpoint import Checkpoints
 from suite.train.engine import Engine
 from suite.train.engine_config import engine_config, micro_batching
 from suite.train.fingerprint import frozen_fingerprint

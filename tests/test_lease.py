@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -99,6 +100,11 @@ def test_a_released_sweep_is_free_at_once_and_every_claim_is_a_higher_epoch(root
     other = acquire(root, "other")
     assert other.fence.epoch == 1, "sweeps of one home do not know of one another"
     other.release()
+
+
+def test_workers_wait_for_a_storage_as_long_as_their_driver_says(root: Path) -> None:
+    with held_lease(root, "toy", patience_s=7.0) as held:
+        assert pickle.loads(pickle.dumps(held.fence))._storage().patience_s == 7.0
 
 
 def test_a_live_holder_is_named_at_once_and_a_killed_one_is_replaced_at_once(root: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,9 +173,23 @@ def everything(_number: int, folder: Path) -> str:
             .result()
             .status,
         ]
+    late = make_spec(seed=5)
+    trainer.start(late)
+    trainer.epoch()
+    kept = home.trial(late).checkpoint.is_dir()
+    evaluate = Trainer._evaluate
+    Trainer._evaluate = no_memory  # type: ignore[method-assign]
+    with suppress(TrialEndedError):
+        trainer.epoch()
+    Trainer._evaluate = evaluate  # type: ignore[method-assign]
+    found["late"] = [kept, home.trial(late).result().status, home.trial(late).checkpoint.exists()]
     trainer.close()
     found["engines left"] = [str(p) for p in (home.path / ".tune").rglob("step-0")]
     return json.dumps(found)
+
+
+def no_memory(*_given: Any, **_named: Any) -> Any:
+    raise MemoryError("in the second epoch")
 
 
 @pytest.fixture(scope="module")
@@ -326,6 +341,10 @@ def test_a_trials_own_error_is_recorded_as_failed(found: dict[str, Any]) -> None
     message, status = found["failed"]
     assert "only 64 training rows" in message
     assert status == Status.FAILED
+
+
+def test_a_trial_that_fails_after_an_epoch_leaves_no_checkpoint(found: dict[str, Any]) -> None:
+    assert found["late"] == [True, Status.OOM, False]
 
 
 def test_a_step_is_timed_from_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,6 +244,17 @@ def test_an_export_that_fails_puts_nothing(s3_server: ThreadedMotoServer, tmp_pa
     assert open_storage(url).keys() == []
 
 
+def test_a_disk_without_hard_links_is_called_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_source: str, _target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(StorageError, match="mine: this disk has no hard links"):
+        open_storage(tmp_path / "root").create("mine", b"mine")
+
+
 def test_a_file_that_was_made_although_the_disk_lost_the_answer_is_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,8 +28,11 @@ from suite.cli.submit import _variables, cluster_home
 from suite.cluster.jobs import FLAGS, HOME, SWEEP, Job, JobClient, Submission, named_in
 from suite.cluster.package import EXCLUDES, check_size, files
 from suite.errors import ClusterError, ConfigError
-from suite.plan.definition import only_driver
+from suite.plan.definition import lease_root, live_claim, only_driver
+from suite.plan.status import driver
 from suite.record.folder import Home
+from suite.storage import lease
+from suite.storage.lease import acquire, holder
 from tests.commands import Suite, suite  # noqa: F401
 from tests.fake_trainer import calls
 from tests.heads import Head, ray_head
@@ -274,6 +277,7 @@ def test_a_missing_and_a_wrong_token_are_told_apart_and_no_token_is_shown(
         ("suite run small.yaml --set name=other --set 'search.trials=3'", "other", None),
         ("suite run small.yaml --set=name=first --set 'name=last' --home /runs", "last", "/runs"),
         ("suite run --home /runs small", "small", "/runs"),
+        ("suite run --home /runs/ small", "small", "/runs"),
         ("suite run --insecure --set search.trials=3 --home=/runs small", "small", "/runs"),
         ("suite run --data-root x.yaml small", "small", None),
         ("suite run small --home /runs --storage s3://b/p/", "small", "s3://b/p"),
@@ -563,6 +567,35 @@ def test_a_driver_with_a_storage_is_stopped_by_its_home_alone(
         assert code == 0 and ended == [os.getpid()], err
     code, _, err = suite("stop", "toy", "--home", home)
     assert code == 2 and "no driver of this sweep is running" in err
+
+
+def test_who_runs_a_sweep_elsewhere_is_known_in_its_storage(
+    finished: Home,
+    tmp_path: Path,
+    suite: Suite,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SUITE_STORAGE", raising=False)
+    store = str(tmp_path / "store")
+    with only_driver(Home(tmp_path / "elsewhere"), "demo", storage=store):
+        out = suite("status", "--home", finished.path)[1]
+        assert "sweep demo: done" in out
+        out = suite("status", "--home", finished.path, "--storage", store)[1]
+        assert f"running, process {os.getpid()}" in out
+
+
+def test_a_claim_of_before_a_power_cut_is_no_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    root = lease_root(home, None)
+    with monkeypatch.context() as before:
+        before.setattr(lease, "_machine", lambda: "earlier-boot:1")
+        acquire(root, "toy")
+    assert holder(root, "toy") is not None, "only a takeover is sure"
+    assert live_claim(home, "toy", root) is None and driver(home, "toy") is None
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    assert live_claim(home, "toy", root) is not None
 
 
 HOLD = """

@@ -541,7 +541,9 @@ def test_a_silent_server_delays_nothing_and_the_listener_says_what_is_left(home:
         assert time.monotonic() - start < 1
         listener.on_end(None)
         assert time.monotonic() - start < 5
-    assert said[-1] == "MLflow is behind by 2 trials; run: suite sync"
+    assert (
+        said[-1] == "MLflow is behind by 2 trials; run: suite sync, with the same --home and stores"
+    )
 
 
 class Late(Follower):
@@ -563,7 +565,9 @@ def test_nothing_is_said_after_the_last_line_of_a_sweep() -> None:
     follower.on_end(None)
     follower.answer.set()
     follower._thread.join()
-    assert said == ["MLflow is behind (it was never reached); run: suite sync"]
+    assert said == [
+        "MLflow is behind (it was never reached); run: suite sync, with the same --home and stores"
+    ]
 
 
 class Defective(Follower):
@@ -585,7 +589,9 @@ def test_whatever_ends_an_attempt_is_told_in_one_line_and_tried_again(
     follower.on_end(None)
     assert said[0].startswith("MLflow: KeyError: 'no such revision, password=***")
     assert "test_tracking.py:" in said[0] and "the sweep goes on" in said[0]
-    assert said[1:] == ["MLflow is behind (it was never reached); run: suite sync"]
+    assert said[1:] == [
+        "MLflow is behind (it was never reached); run: suite sync, with the same --home and stores"
+    ]
     assert "KeyError" in (follower.never_worked or "")
     assert capfd.readouterr().err == "", "no traceback of a thread"
 
@@ -683,7 +689,9 @@ def test_a_server_that_comes_late_and_is_killed_in_the_middle_delays_nothing_and
     listener.on_end(None)
     assert len(said) == 2
     assert "does not answer" in said[0] and "the sweep goes on" in said[0]
-    assert said[1] == "MLflow is behind by 2 trials; run: suite sync"
+    assert (
+        said[1] == "MLflow is behind by 2 trials; run: suite sync, with the same --home and stores"
+    )
     server = start_server(db, port)
     try:
         wait_until(lambda: sync(home, tracking_uri=f"http://127.0.0.1:{port}").unreachable is None)

@@ -36,7 +36,7 @@ from suite.leaderboard.row import score_fields
 from suite.petl import get_method
 from suite.plan.definition import known_plan, read_plan
 from suite.record.cells import read_cells
-from suite.record.folder import Home
+from suite.record.folder import MARKER, Home
 from suite.record.lm_eval import read_record
 from suite.record.spec import TrialSpec
 from suite.report import build
@@ -48,7 +48,7 @@ from suite.tracking.exchange import ResultsFile, read_results
 from suite.tracking.rows import NAMES, TAG, read_rows, runs_with_rows
 from suite.tracking.store import ARTIFACTS, StoredRun, open_store
 from suite.tracking.sweep_runs import SweepRuns
-from suite.train.checkpoint import MARKER, UnusableError, check_files, read_marker
+from suite.train.checkpoint import UnusableError, check_files, read_marker
 from suite.train.restore import restore
 from suite.train.shards import Shards, shard_name
 from tests.records import make_spec

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suite.cli import render
-from suite.cli.options import Format, FormatOption, HomeOption, OnlySweepOption
+from suite.cli.options import Format, FormatOption, HomeOption, OnlySweepOption, StorageOption
 from suite.cli.render import Column, Row, column, put
 from suite.config.names import DEFAULT_HOME
 from suite.errors import ConfigError
@@ -60,11 +60,13 @@ def status(
             metavar="URL", help="Show the jobs of this Ray cluster instead: http://HEAD:8265."
         ),
     ] = None,
+    storage: StorageOption = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """Show for each cell the trials done, running and left, and failures with cause and log.
 
-    With --address it shows the sweeps on a cluster.
+    With --address it shows the sweeps on a cluster. With --storage it looks there for who runs a
+    sweep; `suite sync --storage URL` brings what has finished.
     """
     if address is not None:
         # The cluster's client is not needed for a home on disk.
@@ -72,6 +74,7 @@ def status(
 
         return show_jobs(address, sweep=sweep, fmt=fmt)
     from suite.plan.definition import sweeps
+    from suite.plan.status import driver
     from suite.plan.status import status as reports
     from suite.record.cells import lost_specs
     from suite.record.folder import Home
@@ -95,25 +98,27 @@ def status(
     # A table per sweep for a person, one list of rows for a program.
     if fmt.for_people:
         for name in names:
-            _show(place, name, fmt)
+            _show(place, name, fmt, storage)
         return
     rows = []
     for name in names:
-        rows += _rows(place, name, reports(place, name))
+        running = driver(place, name, storage)
+        rows += _rows(name, reports(place, name), runs=running is not None)
     if fmt is Format.JSON:
         print(json.dumps(rows, indent=2))
     else:
         render.render(rows, [], fmt, keys=KEYS)
 
 
-def _show(home: Home, name: str, fmt: Format) -> None:
+def _show(home: Home, name: str, fmt: Format, storage: str | None) -> None:
     from suite.plan.cell_state import CellStatus
     from suite.plan.status import driver, joined
     from suite.plan.status import status as reports
 
     cells = reports(home, name)
+    running = driver(home, name, storage)
     # A line for each contest: its architectures have one name and one budget.
-    rows = _rows(home, name, joined(cells))
+    rows = _rows(name, joined(cells), runs=running is not None)
     done = 0
     total = 0
     over = True
@@ -122,7 +127,6 @@ def _show(home: Home, name: str, fmt: Format) -> None:
         total += row["total"]
         # A cell that gave up is over too, with fewer trials done than its total.
         over = over and CellStatus(row["progress"]).is_over
-    running = driver(home, name)
     state = "not running"
     # A driver may be at work on another machine that shares this home.
     if running is not None:
@@ -131,7 +135,7 @@ def _show(home: Home, name: str, fmt: Format) -> None:
         state = "done"
     title = f"sweep {name}: {state}, {done} of {total} trials done"
     render.render(rows, _columns(rows), fmt, title=title)
-    _show_studies(_rows(home, name, cells))
+    _show_studies(_rows(name, cells, runs=running is not None))
     _show_pretrains(rows)
     _show_failures(rows)
 
@@ -183,12 +187,10 @@ def _show_failures(rows: list[dict[str, Any]]) -> None:
             put(f"    log: {failure['log_path']}")
 
 
-def _rows(home: Home, name: str, cells: Sequence[CellReport]) -> list[dict[str, Any]]:
-    from suite.plan.status import driver
-
+def _rows(name: str, cells: Sequence[CellReport], *, runs: bool) -> list[dict[str, Any]]:
     rows = [{"sweep": name, **_row(cell)} for cell in cells]
     # Without a driver nothing runs: the next run takes up what was handed out.
-    if driver(home, name) is None:
+    if not runs:
         for row in rows:
             row["left"] += row["running"]
             row["running"] = 0

@@ -118,17 +118,16 @@ def _stop_here(home: Path, storage: str | None, sweep: str) -> str:
         ConfigError: No driver runs this sweep, or its driver is on another machine.
         ResourceError: The driver does not end.
     """
-    from suite.plan.definition import lease_root, lease_root_here
+    from suite.plan.definition import lease_root, lease_root_here, live_claim
     from suite.record.folder import Home
-    from suite.storage.lease import holder
 
     place = Home(home.resolve())
     claim = None
     # With a storage the lease lies there; a home that does not exist runs nothing.
     if storage is not None:
-        claim = holder(lease_root(place, storage), sweep)
+        claim = live_claim(place, sweep, lease_root(place, storage))
     elif home.is_dir():
-        claim = holder(lease_root_here(place, sweep), sweep)
+        claim = live_claim(place, sweep, lease_root_here(place, sweep))
     if claim is None:
         raise ConfigError(
             f"{sweep}: no driver of this sweep is running in {storage or home}; "

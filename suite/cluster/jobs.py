@@ -364,7 +364,10 @@ def named_in(command: str) -> dict[str, str]:
         return {}
     words, options = _parsed(match["arguments"])
     # As for a submitted job: where there is a storage, the home is its cache.
-    home = one_url(options.get("--storage", "")) or options.get("--home", "")
+    home = one_url(options.get("--storage", ""))
+    # As a path, for `--home /runs/` is the home that everybody else calls `/runs`.
+    if not home and options.get("--home"):
+        home = str(Path(options["--home"]))
     found = {}
     for key, value in ((SWEEP, options.get("--set name") or _sweep_among(words)), (HOME, home)):
         if value and not value.startswith("-"):  # an option where its value should stand

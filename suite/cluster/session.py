@@ -196,7 +196,7 @@ def _as_workers_find(folders: str) -> str:
     have a copy of the job's, which may lie elsewhere on each node: what lies in it is relative.
     """
     here = Path.cwd()
-    is_copied = _has_working_folder_of_job()
+    is_copied = has_working_folder_of_job()
     found = []
     for folder in folders.split(os.pathsep):
         # An empty one is no folder of the user's; ~ and $ are for the library that reads them.
@@ -209,7 +209,7 @@ def _as_workers_find(folders: str) -> str:
     return os.pathsep.join(found)
 
 
-def _has_working_folder_of_job() -> bool:
+def has_working_folder_of_job() -> bool:
     """Whether Ray has unpacked this process's working folder, and does so on every node."""
     try:
         job = json.loads(os.environ.get(JOB_VARIABLE, "{}"))

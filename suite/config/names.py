@@ -13,6 +13,8 @@ DEFAULT_HOME = Path("runs")
 
 It is in the working folder, so that a first run asks for no path.
 """
+BY_HAND = "trial"
+"""The sweep of runs by hand, apart from the searched ones."""
 SWEEP = r"[a-z0-9][a-z0-9._-]{0,63}"
 TASK = r"\w[\w.-]*"
 """The stem of a task's file. It never begins with a dot, so it is no way out of a folder."""

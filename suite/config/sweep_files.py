@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from suite.config.loader import Lines, apply_overrides, load_yaml, validate, with_overrides
+from suite.config.names import BY_HAND
 from suite.config.sweep import SweepConfig
 from suite.config.trust import check_named, refuse_trust, with_trust
+from suite.errors import ConfigError
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
@@ -46,6 +48,11 @@ def checked_sweep(
         for number, backbone in enumerate(given):
             refuse_trust(backbone, where=f"{where}: backbones[{number}]")
     config = validate(SweepConfig, data, where=where, lines=lines)
+    if config.name == BY_HAND:
+        raise ConfigError(
+            f"{where}: name: {BY_HAND!r} is what the runs of `suite trial` are kept under, and they"
+            " would count as this sweep's; give another name"
+        )
     # a mistyped name on the command line would otherwise grant nothing, without a word
     check_named([backbone.name for backbone in config.backbones], where=where)
     backbones = []

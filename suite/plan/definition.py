@@ -28,7 +28,8 @@ from suite.record.cells import read_cells
 from suite.record.folder import Home
 from suite.record.looks import Setting, keep_look
 from suite.record.spec import TrialSpec
-from suite.storage.lease import Lease, held_lease
+from suite.storage.base import PATIENCE_S
+from suite.storage.lease import Claim, Lease, held_lease, holder
 
 # None of these changes what a trial is. Of `resources` the number of workers does, which
 # `_worker_changes` compares by itself.
@@ -175,7 +176,9 @@ def stored_cells(plan: Plan) -> StoredCells:
 
 
 @contextlib.contextmanager
-def only_driver(home: Home, sweep: str, *, storage: str | None = None) -> Iterator[Lease]:
+def only_driver(
+    home: Home, sweep: str, *, storage: str | None = None, patience_s: float = PATIENCE_S
+) -> Iterator[Lease]:
     """Hold a sweep for this process.
 
     The sweep's lease decides who holds it. The lock on this machine says at once whether somebody
@@ -186,6 +189,7 @@ def only_driver(home: Home, sweep: str, *, storage: str | None = None) -> Iterat
         sweep: Its name.
         storage: URL below which the home is mirrored. The lease lies there if one is given, else in
             the home.
+        patience_s: How long a storage that goes away is asked again.
 
     Raises:
         SweepConflictError: Another process holds it.
@@ -202,7 +206,7 @@ def only_driver(home: Home, sweep: str, *, storage: str | None = None) -> Iterat
         # tells, if both look at the same one.
         _check_same_root(home, sweep, root)
     try:
-        with held_lease(root, sweep) as lease:
+        with held_lease(root, sweep, patience_s=patience_s) as lease:
             # This is for messages alone: it says who runs the sweep and where the lease lies.
             write_json(
                 _owner_path(home, sweep),
@@ -242,6 +246,15 @@ def lease_root_here(home: Home, sweep: str) -> str | Path:
     if isinstance(root, str):
         return root
     return lease_root(home, None)
+
+
+def live_claim(home: Home, sweep: str, root: str | Path) -> Claim | None:
+    """The claim of who runs a sweep; None = nobody, as far as can be told without waiting."""
+    claim = holder(root, sweep)
+    # After a power cut the claim stands, and nobody has the lock.
+    if claim is not None and claim.is_of_earlier_boot and driver_pid(home, sweep) is None:
+        return None
+    return claim
 
 
 def driver_pid(home: Home, sweep: str) -> int | None:

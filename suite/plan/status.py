@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from suite.plan.cell_state import CellState, CellStatus, read_states
-from suite.plan.definition import driver_pid, lease_root, read_plan
+from suite.plan.definition import driver_pid, lease_root, live_claim, read_plan
 from suite.plan.pretrain_state import PretrainState
 from suite.plan.second_objective import pareto
 from suite.record.attempts import counted, is_given_up
 from suite.record.cells import Trial, ended
 from suite.record.folder import Home
 from suite.record.result import DAMAGED, MEND, FailureRecord, Status, TrialResult
-from suite.storage.lease import holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +182,19 @@ def _standing(report: CellReport) -> tuple[bool, bool, float]:
     return report.chosen is True, utility is not None, utility or 0.0
 
 
-def driver(home: Home, sweep: str) -> str | None:
+def driver(home: Home, sweep: str, storage: str | None = None) -> str | None:
     """Who runs a sweep; None = nobody.
 
     A driver on another machine is named until its sweep is taken over, whether it still lives or
     not.
+
+    Args:
+        home: Where the sweep lives.
+        sweep: Its name.
+        storage: URL that the home is a mirror of; drivers on other machines are known there alone.
     """
     # The lease knows of drivers on other machines too, the lock only of one here.
-    claim = holder(lease_root(home, None), sweep)
+    claim = live_claim(home, sweep, lease_root(home, storage))
     if claim is not None:
         return str(claim)
     # With --storage the lease lies there, but this machine's lock lies here.

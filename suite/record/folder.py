@@ -54,6 +54,8 @@ PROPOSAL = "proposal.json"
 RESULT = "result.json"
 CURVE = "epochs.jsonl"
 CHECKPOINT = "checkpoint"
+MARKER = "COMMIT.json"
+"""The file of a checkpoint that is written last: what lacks it is not whole."""
 PRETRAINED = "pretrained"
 PARTS = ("trials", "sweeps", PRETRAINED)
 """Folders of a home that hold what cannot be made again without training."""

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from suite.config.loader import Strict
 from suite.errors import ResourceError, StaleDriverError, SweepConflictError
-from suite.storage.base import Storage
+from suite.storage.base import PATIENCE_S, Storage
 from suite.storage.urls import open_storage
 
 C = TypeVar("C", bound=BaseModel)
@@ -101,22 +101,27 @@ class Fence:
         root: Folder or URL below which the sweep's claims lie.
         sweep: Its name.
         epoch: Epoch of the driver's claim; a driver with a higher one has taken the sweep over.
+        patience_s: How long a storage is asked again that is away.
     """
 
     root: str
     sweep: str
     epoch: int
+    patience_s: float = PATIENCE_S
+
+    def _storage(self) -> Storage:
+        return open_storage(self.root, patience_s=self.patience_s)
 
     def holds(self) -> bool:
         """Whether no other driver has taken the sweep over."""
         # By a listing: NFS may remember of a single name that it is not there.
-        claims = open_storage(self.root).keys(claims_key(self.sweep))
+        claims = self._storage().keys(claims_key(self.sweep))
         # Epochs have no gaps, so it is enough to look for the next one.
         return claim_key(self.sweep, self.epoch + 1) not in claims
 
     def check_seen(self) -> None:
         """Raise ResourceError where the claim cannot be seen: what is written here is lost."""
-        claims = open_storage(self.root).keys(claims_key(self.sweep))
+        claims = self._storage().keys(claims_key(self.sweep))
         if claim_key(self.sweep, self.epoch) not in claims:
             raise ResourceError(
                 f"{socket.gethostname()}: does not see {self.root}, where the sweep's driver"

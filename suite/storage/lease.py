@@ -27,7 +27,7 @@ from suite.clock import CLOCK, Clock
 from suite.config.loader import Strict
 from suite.errors import StorageError, SweepConflictError
 from suite.redact import printable
-from suite.storage.base import Storage
+from suite.storage.base import PATIENCE_S, Storage
 from suite.storage.fence import Fence, claim_key, claims_key, newest_number, read_claim
 from suite.storage.urls import open_storage
 
@@ -84,6 +84,12 @@ class Claim(Strict):
             return is_other or process.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True
+
+    @property
+    def is_of_earlier_boot(self) -> bool:
+        """Whether a host of this name made it before a restart, or another host of this name."""
+        boot = self.machine.partition(":")[0]
+        return self.host == socket.gethostname() and boot != _machine().partition(":")[0]
 
     def __str__(self) -> str:
         process = f"process {self.pid} on {self.host}"
@@ -190,7 +196,12 @@ class Lease:
 
 
 def acquire(
-    root: str | Path, sweep: str, *, beat_s: float | None = None, clock: Clock = CLOCK
+    root: str | Path,
+    sweep: str,
+    *,
+    beat_s: float | None = None,
+    patience_s: float = PATIENCE_S,
+    clock: Clock = CLOCK,
 ) -> Lease:
     """Take a sweep that nobody holds, or whose holder misses three beats.
 
@@ -198,6 +209,7 @@ def acquire(
         root: Folder or URL that holds the claims.
         sweep: Its name.
         beat_s: Seconds between two beats of the new holder; None = `BEAT_S`.
+        patience_s: How long the new holder and its workers ask a storage again that is away.
         clock: By which the beats are sent and watched.
 
     Raises:
@@ -212,13 +224,14 @@ def acquire(
         claim = _own_claim(BEAT_S if beat_s is None else beat_s)
         # Of several drivers that got here one creates the claim; the others look again.
         if storage.create(claim_key(sweep, epoch + 1), claim.model_dump_json().encode()):
-            return Lease(storage, Fence(storage.url, sweep, epoch + 1), claim, clock=clock)
+            fence = Fence(storage.url, sweep, epoch + 1, patience_s)
+            return Lease(storage, fence, claim, clock=clock)
 
 
 @contextlib.contextmanager
-def held_lease(root: str | Path, sweep: str) -> Iterator[Lease]:
+def held_lease(root: str | Path, sweep: str, *, patience_s: float = PATIENCE_S) -> Iterator[Lease]:
     """Hold a sweep for the time of a block: `acquire` it, then release it."""
-    lease = acquire(root, sweep)
+    lease = acquire(root, sweep, patience_s=patience_s)
     try:
         yield lease
     finally:
@@ -315,8 +328,8 @@ def _is_over(claim: Claim, beat: Beat | None) -> bool:
 
 def _taken(storage: Storage, sweep: str, claim: Claim) -> SweepConflictError:
     return SweepConflictError(
-        f"{storage.url}: sweep {sweep!r} is being run by {claim}; wait for it, "
-        f"end it (suite stop {sweep}), or choose another --home"
+        f"{storage.url}: sweep {sweep!r} is being run by {claim}; wait for it, end it"
+        f" (suite stop {sweep}, with the same --home or --storage), or choose another --home"
     )
 
 

@@ -19,6 +19,9 @@ T = TypeVar("T")
 STALE = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EREMOTEIO)
 """A network file system's handle that the server replaced, or a server that is away."""
 
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""What a file system answers that has no hard links, such as FAT and some mounts of clouds."""
+
 
 class FileStorage(Storage):
     """A folder, which may lie on a shared disk.
@@ -136,6 +139,10 @@ def _link_new(path: Path, data: bytes) -> bool:
         os.link(name, path)
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno in NO_LINKS:
+            raise OSError(error.errno, "this disk has no hard links, which claims need") from error
+        raise
     finally:
         os.unlink(name)
     return True

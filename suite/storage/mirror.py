@@ -10,6 +10,7 @@ every call does what one home needs, so that callers need not ask.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,15 @@ from typing import Any, TypeVar
 from suite.errors import StorageError
 from suite.files import sha256, write_atomic
 from suite.record import looks
-from suite.record.folder import CHECKPOINT, CURVE, PRETRAINED, RESULT, Home, TrialFolder
+from suite.record.folder import (
+    CHECKPOINT,
+    CURVE,
+    MARKER,
+    PRETRAINED,
+    RESULT,
+    Home,
+    TrialFolder,
+)
 from suite.record.lm_eval import FILE as LM_EVAL
 from suite.record.lm_eval import merge_record
 from suite.record.result import FailureRecord, TrialResult
@@ -219,12 +228,19 @@ class Mirror:
         keys = self.storage.keys(prefix)
         return epochs_of({key.removeprefix(prefix).partition("/")[0] for key in keys})
 
-    def drop(self, path: Path, marker: str) -> None:
+    def drop_checkpoint(self, folder: TrialFolder) -> None:
+        """Remove the checkpoints of a trial that has ended, here and from the storage."""
+        shutil.rmtree(folder.checkpoint, ignore_errors=True)
+        # Files that cannot be removed now disturb nobody.
+        with contextlib.suppress(StorageError):
+            self.drop(folder.checkpoint)
+
+    def drop(self, path: Path) -> None:
         """Remove checkpoints from the storage, markers first, so that no remains look whole."""
         if self.storage is None:
             return
         for key in self.storage.keys(self.key(path)):
-            if key.endswith(f"/{marker}"):
+            if key.endswith(f"/{MARKER}"):
                 self.storage.delete(key)
         self.storage.delete(self.key(path))
 

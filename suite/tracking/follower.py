@@ -20,6 +20,7 @@ from suite.record.spec import TrialSpec
 from suite.redact import printable, redact
 
 MAX_PROBLEM_CHARS = 500
+SYNC = "run: suite sync, with the same --home and stores"
 SHARE = 0.1
 """The largest share of the time that a follower may take, once its first attempt is done."""
 
@@ -114,11 +115,11 @@ class Follower(Listener):
             # The line below is the last: an attempt that fails after it has nothing to add.
             self._warned = True
         if self.behind:
-            self._say(f"{self.name} is behind by {self.behind} trials; run: suite sync")
+            self._say(f"{self.name} is behind by {self.behind} trials; {SYNC}")
         elif not self._reached:
-            self._say(f"{self.name} is behind (it was never reached); run: suite sync")
+            self._say(f"{self.name} is behind (it was never reached); {SYNC}")
         elif self._thread.is_alive():
-            self._say(f"{self.name} is behind (its last sync is not over); run: suite sync")
+            self._say(f"{self.name} is behind (its last sync is not over); {SYNC}")
 
     def _start(self) -> None:
         with self._lock:

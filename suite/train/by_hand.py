@@ -9,6 +9,7 @@ from typing import Any
 
 from suite.backbones.loading import load_tokenizer
 from suite.config.loader import validate
+from suite.config.names import BY_HAND
 from suite.config.task import load_task
 from suite.data.make_objective import objective_of
 from suite.data.prepare import prepare
@@ -96,8 +97,7 @@ def build_spec(
             changes[key] = data.pop(key)
     arm = make_arm(backbone, method, attention, changes)
     identity = {
-        # Runs by hand form a sweep of their own, apart from the searched ones.
-        "sweep": "trial",
+        "sweep": BY_HAND,
         "arm": arm,
         "task": load_task(task, where="--task"),
         "world_size": ranks,

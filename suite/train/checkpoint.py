@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from suite.config.hashing import canonical_json
 from suite.errors import CheckpointError, StorageError
 from suite.files import read_json, replacing, sha256, write_json
-from suite.record.folder import TrialFolder
+from suite.record.folder import MARKER, TrialFolder
 from suite.storage.fence import Fence
 from suite.storage.mirror import Mirror, epochs_of
 from suite.train.engine import Engine
@@ -34,7 +34,6 @@ from suite.train.process_group import all_agree, gather_objects
 from suite.train.shards import FORMAT
 
 log = logging.getLogger(__name__)
-MARKER = "COMMIT.json"
 # If the newest is cut off or damaged, the one before it serves.
 GENERATIONS = 2
 
@@ -67,7 +66,7 @@ class Checkpoints:
         if _first_of_host():
             shutil.rmtree(target, ignore_errors=True)
         if dist.get_rank() == 0 and self.mirror is not None:
-            self.mirror.drop(target, MARKER)
+            self.mirror.drop(target)
         # No rank writes before the remains are gone.
         dist.barrier()
         path = engine.save(target)
@@ -99,7 +98,7 @@ class Checkpoints:
                 shutil.rmtree(self.folder / f"epoch-{old}", ignore_errors=True)
         if dist.get_rank() == 0 and self.mirror is not None:
             for old in _outdated(self.mirror.generations(self.folder), epoch):
-                self.mirror.drop(self.folder / f"epoch-{old}", MARKER)
+                self.mirror.drop(self.folder / f"epoch-{old}")
         return sum(int(file["bytes"]) for file in files.values())
 
     def load(self, engine: Engine) -> dict[str, Any] | None:
@@ -138,7 +137,7 @@ class Checkpoints:
         if dist.get_rank() == 0 and self.mirror is not None:
             # Files that cannot be removed now disturb nobody.
             with contextlib.suppress(StorageError):
-                self.mirror.drop(self.folder, MARKER)
+                self.mirror.drop(self.folder)
 
     def _agreed(self, epoch: int) -> dict[str, Any] | None:
         """Return rank 0's marker of a generation if every host has all files that it names."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
+from pathlib import Path
 
 import torch
 import torch.multiprocessing as mp
 
-from suite.errors import UNGUARDED, ConfigError, ResourceError
+from suite.errors import UNGUARDED, ConfigError, ResourceError, SuiteError
 from suite.record.result import MEND, TrialResult
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
@@ -50,8 +53,8 @@ def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
         # The ranks inherit it. What the user has set stays.
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         try:
-            mp.spawn(_rank, args=(spec, workspace, port, device), nprocs=spec.world_size)
-        except mp.ProcessRaisedException:
+            _spawn(spec, workspace, port, device)
+        except (mp.ProcessRaisedException, SuiteError, OSError):
             # A trial that ended without a score has said so in its result.
             if folder.result() is None:
                 raise
@@ -66,7 +69,35 @@ def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
     return result
 
 
-def _rank(rank: int, spec: TrialSpec, workspace: Workspace, port: int, device: str) -> None:
+def _spawn(spec: TrialSpec, workspace: Workspace, port: int, device: str) -> None:
+    """Run every rank in a process of its own.
+
+    Raises:
+        SuiteError, OSError: What a rank raised; its process could hand on a traceback alone.
+    """
+    with tempfile.TemporaryDirectory() as errors:
+        try:
+            mp.spawn(
+                _rank, args=(spec, workspace, port, device, Path(errors)), nprocs=spec.world_size
+            )
+        except mp.ProcessRaisedException as ended:
+            kept = Path(errors, str(ended.error_index))
+            if not kept.exists():
+                raise
+            number, message, file = json.loads(kept.read_text())
+            if number is None:
+                raise SuiteError(message) from ended
+            raise OSError(number, message, file) from ended
+
+
+def _rank(
+    rank: int,
+    spec: TrialSpec,
+    workspace: Workspace,
+    port: int,
+    device: str,
+    errors: Path | None = None,
+) -> None:
     trainer = Trainer(
         workspace,
         rank=rank,
@@ -83,7 +114,12 @@ def _rank(rank: int, spec: TrialSpec, workspace: Workspace, port: int, device: s
     except BaseException as error:
         # The spawner ends the other ranks. They may wait in a collective, and leaving the group in
         # order would wait for them.
-        if spec.world_size > 1:
+        if errors is not None:
+            if isinstance(error, SuiteError):
+                (errors / str(rank)).write_text(json.dumps([None, str(error), None]))
+            elif isinstance(error, OSError):
+                said = [error.errno, error.strerror or str(error), error.filename]
+                (errors / str(rank)).write_text(json.dumps(said, default=str))
             raise
         trainer.close()
         if not isinstance(error, TrialEndedError):

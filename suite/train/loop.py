@@ -575,6 +575,7 @@ class Trainer:
             record = failure_record(error, log_path=str(folder.log(self.rank)))
             write_failed(folder, status, record, started_at=started_at)
             self._mirror.settle(folder)
+            self._mirror.drop_checkpoint(folder)
             raise TrialEndedError(redact(f"{status}: {type(error).__name__}: {error}")) from error
 
 

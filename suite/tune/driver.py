@@ -24,12 +24,13 @@ from suite.cluster.session import (
     check_interface,
     cluster,
     free_nodes,
+    has_working_folder_of_job,
 )
 from suite.cluster.shared import check_home_is_shared, open_mirror, remove_on_all_nodes
 from suite.config.sweep import SweepConfig
 from suite.config.training import Partitioning
 from suite.config.variables import environment
-from suite.errors import StorageError
+from suite.errors import ConfigError, StorageError
 from suite.plan.cell_state import CellState, all_over, read_states
 from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
 from suite.plan.events import Listener, Listeners, Outcome
@@ -118,6 +119,8 @@ def run_sweep(
             worker has started.
     """
     check_home(home)
+    if storage is None and has_working_folder_of_job():
+        _refuse_folder_of_job(home)
     # Workers of a running cluster have the working folder of `ray start`.
     if storage is not None:
         storage = checked_url(storage)
@@ -126,8 +129,10 @@ def run_sweep(
     if data_root is not None:
         data_root = data_root.resolve()
     # First of all: what follows writes to the home, and another driver may be at work in it.
-    with only_driver(home, config.name, storage=storage) as lease:
-        mirror = open_mirror(home, storage, patience_s=config.timeouts.collective_s / 2)
+    # Until then the ranks wait for one another.
+    patience_s = config.timeouts.collective_s / 2
+    with only_driver(home, config.name, storage=storage, patience_s=patience_s) as lease:
+        mirror = open_mirror(home, storage, patience_s=patience_s)
         known = known_plan(home, config.name)
         known_workers = None if known is None else known.world_size
         plan = make_plan(config, where=where, world_size=config.resources.workers or known_workers)
@@ -220,6 +225,14 @@ def _pruning(config: SweepConfig) -> Pruning | None:
     if config.search.pruner is None:
         return None
     return Pruning(config.search.pruner, config.search.startup_trials)
+
+
+def _refuse_folder_of_job(home: Home) -> None:
+    if home.path.resolve().is_relative_to(Path.cwd()):
+        raise ConfigError(
+            f"--home {home.path}: lies in the job's own folder, which Ray removes; expected the"
+            " absolute path of a folder that every node of the cluster sees, or --storage s3://..."
+        )
 
 
 def _is_over(

@@ -129,8 +129,15 @@ class TrialTrainable(tune.Trainable):
 
     def _all_settled(self) -> bool:
         """Whether no trial is left without a result; those that have one need no group."""
-        self._lanes = [lane for lane in self._lanes if self._mirror.settle(lane.folder) is None]
-        return not self._lanes
+        left = []
+        for lane in self._lanes:
+            if self._mirror.settle(lane.folder) is None:
+                left.append(lane)
+            else:
+                # One that failed, or was killed as it ended, left it.
+                self._mirror.drop_checkpoint(lane.folder)
+        self._lanes = left
+        return not left
 
     def _record(self, failure: GroupFailureError) -> None:
         """Keep a failed attempt in the folder of every trial that took part.
@@ -227,6 +234,7 @@ class TrialTrainable(tune.Trainable):
             result = result_of(lane.folder, started_at=self._began_at)
             if result is not None:
                 self._mirror.end(lane.folder, result)
+                self._mirror.drop_checkpoint(lane.folder)
         return _report(done=True)
 
 
