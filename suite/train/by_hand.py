@@ -12,9 +12,7 @@ from suite.config.loader import validate
 from suite.config.names import BY_HAND
 from suite.config.task import load_task
 from suite.data.make_objective import objective_of
-from suite.data.prepare import prepare
 from suite.data.splits import check_batch_fits
-from suite.data.trained_tokenizer import open_backbone
 from suite.errors import UnknownNameError
 from suite.petl import get_method
 from suite.petl.arm import check_arm, check_recomputed
@@ -46,21 +44,18 @@ def train_by_hand(
         IncompatibleError: There are too few rows for one batch.
     """
     from suite.train.launch import train_trial
+    from suite.train.warm import open_data
 
     folder = home.trial(spec)
+    workspace = Workspace(home, data_root)
     if again or folder.result() is None:
-        _check_data(spec, home, data_root)
+        # Before the trial begins: what is wrong with the data is no result of it.
+        _, _, data = open_data(spec, workspace)
+        rows = data.sizes["train"]
+        check_batch_fits(rows, spec.training.batch_size, where=f"task {spec.task.name}")
     if again and folder.path.exists():
         shutil.rmtree(folder.path)
-    return train_trial(spec, Workspace(home, data_root))
-
-
-def _check_data(spec: TrialSpec, home: Home, data_root: Path | None) -> None:
-    """Prepare the data before the trial begins: what is wrong with them is no result of it."""
-    resolved = open_backbone(spec.arm.backbone, data_root=data_root, cache=home.cache)
-    objective = objective_of(spec, kind=resolved.family.kind, tokenizer=load_tokenizer(resolved))
-    data = prepare(spec.task, objective, limit=spec.limit, data_root=data_root, cache=home.cache)
-    check_batch_fits(data.sizes["train"], spec.training.batch_size, where=f"task {spec.task.name}")
+    return train_trial(spec, workspace)
 
 
 def build_spec(

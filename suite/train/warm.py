@@ -212,18 +212,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
     """
     # Once for all trials of the engine: this process reads those files once as well.
     check_own_code(spec.arm)
-    resolved = open_backbone(
-        spec.arm.backbone, data_root=workspace.data_root, cache=workspace.home.cache
-    )
-    tokenizer = load_tokenizer(resolved)
-    objective = objective_of(spec, kind=resolved.family.kind, tokenizer=tokenizer)
-    data = prepare(
-        spec.task,
-        objective,
-        limit=spec.limit,
-        data_root=workspace.data_root,
-        cache=workspace.home.cache,
-    )
+    resolved, objective, data = open_data(spec, workspace)
     attention = count_attention(resolved, objective.head, spec.arm.attention)
     pretrain: PretrainRecord | None = None
     weights: Path | None = None
@@ -248,12 +237,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
         )
     # Counted before ZeRO cuts the parameters into slices.
     head_parameters = sum(p.numel() for p in task_head(model, resolved))
-    precision = precision_of(spec.training, device)
-    if len(set(gather_objects(precision))) > 1:
-        raise IncompatibleError(
-            f"training.precision: auto is {precision} on this host and another one on others of "
-            "this trial, whose processors or GPUs differ; name a precision"
-        )
+    precision = _agreed_precision(spec, device)
     if precision == "bf16-autocast":
         autocast_forwards(model, device)
     method = get_method(spec.arm.method).configure(spec.arm.architecture)
@@ -308,6 +292,33 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
         states=states,
         kept=kept,
     )
+
+
+def open_data(
+    spec: TrialSpec, workspace: Workspace
+) -> tuple[ResolvedBackbone, Objective, Prepared]:
+    """The backbone of a trial, how its task is put to it, and the rows, read and encoded."""
+    data_root = workspace.data_root
+    cache = workspace.home.cache
+    resolved = open_backbone(spec.arm.backbone, data_root=data_root, cache=cache)
+    objective = objective_of(spec, kind=resolved.family.kind, tokenizer=load_tokenizer(resolved))
+    data = prepare(spec.task, objective, limit=spec.limit, data_root=data_root, cache=cache)
+    return resolved, objective, data
+
+
+def _agreed_precision(spec: TrialSpec, device: str) -> Precision:
+    """What all ranks compute in. Collective.
+
+    Raises:
+        IncompatibleError: It is left to the hosts, and they differ.
+    """
+    precision = precision_of(spec.training, device)
+    if len(set(gather_objects(precision))) > 1:
+        raise IncompatibleError(
+            f"training.precision: auto is {precision} on this host and another one on others of "
+            "this trial, whose processors or GPUs differ; name a precision"
+        )
+    return precision
 
 
 def read_pretrain(folder: TrialFolder) -> PretrainRecord:
