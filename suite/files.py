@@ -197,3 +197,11 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
     make(temporary)
     # The last step: the folder gets its name when all of it is there.
     temporary.rename(folder)
+
+
+def stamp(path: Path) -> int | None:
+    """When a file was last written, ns since 1970; None where there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None

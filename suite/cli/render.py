@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from suite.cli.options import Format
 from suite.redact import printable
-from suite.report.table import csv_cell, escaped
+from suite.report.table import csv_cell, escaped, markdown_of
 from suite.report.text_table import Column, Row, fitting, make_table
 from suite.report.values import (
     MISSING,
@@ -117,21 +117,13 @@ def _csv(rows: Sequence[Row], keys: Sequence[str], out: TextIO) -> None:
 
 
 def _markdown(rows: Sequence[Row], columns: Sequence[Column], title: str) -> None:
-    heads = []
-    rules = []
-    for c in columns:
-        heads.append(escaped(f"{c.head} ({c.unit})" if c.unit else c.head))
-        rules.append("--:" if c.right else "---")
-    lines = [heads, rules]
-    for row in rows:
-        lines.append([escaped(c.show(row)) for c in columns])
+    heads = [(f"{c.head} ({c.unit})" if c.unit else c.head, c.right) for c in columns]
     if title:
         # Sweeps and arms are named there, as in the cells.
         for part in title.splitlines():
             put(escaped(part))
         put()
-    for line in lines:
-        print("| " + " | ".join(line) + " |")
+    print(markdown_of(heads, ([c.show(row) for c in columns] for row in rows)))
 
 
 def _explain(shown: Sequence[Column], key: Sequence[tuple[str, str]]) -> None:

@@ -7,7 +7,6 @@ still holds before any result is read.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 from suite.config.hashing import short_hash
 from suite.config.reference import MEAN
+from suite.files import stamp
 from suite.leaderboard.costs import selection_of
 from suite.leaderboard.fields import NAMES, Row, with_values
 from suite.leaderboard.measures import CellResults
@@ -113,7 +113,7 @@ class _Definition:
 
 def _definition(home: Home, sweep: str) -> _Definition:
     # They are the cache's key: a definition that is written again is read again.
-    stamps = _stamp(home.sweep_definition(sweep)), _stamp(home.sweep_cells(sweep))
+    stamps = stamp(home.sweep_definition(sweep)), stamp(home.sweep_cells(sweep))
     return _read_definition(home.path, sweep, stamps)
 
 
@@ -187,7 +187,7 @@ def _digests(
         contests[name] = short_hash([files[key] for key in keys])
     pretrains = {}
     for spec in definition.plan.pretrains:
-        pretrains[spec.hash] = _stamp(home.trial(spec).path / RESULT)
+        pretrains[spec.hash] = stamp(home.trial(spec).path / RESULT)
     # A look that another host has kept arrives without a change of the definition.
     looks = names_of_looks(home, definition.plan.config.name)
     found = {}
@@ -209,15 +209,7 @@ def _marks(folder: TrialFolder) -> list[str | int | None]:
     """
     # Times are enough: the files are replaced whole and never written in place.
     files = (folder.path / RESULT, folder.predictions("test"), folder.path / LM_EVAL)
-    return [folder.hash, *map(_stamp, files)]
-
-
-def _stamp(path: Path) -> int | None:
-    """When a file was written, ns since 1970; None where there is none."""
-    try:
-        return os.stat(path).st_mtime_ns
-    except FileNotFoundError:
-        return None
+    return [folder.hash, *map(stamp, files)]
 
 
 def _states(

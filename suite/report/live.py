@@ -15,6 +15,7 @@ from threading import Lock
 from urllib.parse import unquote, urlsplit
 
 from suite.errors import ConfigError, SuiteError, UnknownNameError
+from suite.files import stamp
 from suite.record.folder import RESULT, SPEC, Home
 from suite.report.data import read, sweeps
 from suite.report.page import page, waiting_page
@@ -56,7 +57,7 @@ class Source:
         digest = hashlib.sha256()
         for folder in Home(self.home).trials():
             # Reading thousands of records every three seconds would slow the sweep.
-            stamps = [_stamp(folder.path / name) for name in WATCHED]
+            stamps = [stamp(folder.path / name) for name in WATCHED]
             # Failures are counted, not read: one may be half written, or of another version.
             failures = len(list(folder.path.glob("failure-*.json")))
             digest.update(f"{folder.hash}{stamps}{failures}".encode())
@@ -102,14 +103,6 @@ class Source:
         if name is not None and self.sweep not in (None, name):
             raise UnknownNameError("sweep", name, [str(self.sweep)], where="this server")
         return name or self.names()[0]
-
-
-def _stamp(path: Path) -> int:
-    """When a file was last written, in ns; 0 where it does not exist."""
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
 
 
 def make_server(source: Source, port: int = 0) -> ThreadingHTTPServer:

@@ -148,17 +148,22 @@ def without(columns: Iterable[Column], *heads: str) -> list[Column]:
 
 def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """Write the table in Markdown; all texts are escaped."""
-    heads = []
-    rulers = []
-    for column in columns:
-        heads.append(escaped(column.head))
-        ruler = "---"
-        if column.number:
-            ruler = "--:"  # the colon puts numbers to the right
-        rulers.append(ruler)
-    lines = [heads, rulers]
+    heads = [(column.head, column.number) for column in columns]
+    return markdown_of(heads, ([column.show(row) for column in columns] for row in rows))
+
+
+def markdown_of(heads: Sequence[tuple[str, bool]], rows: Iterable[Sequence[str]]) -> str:
+    """Write a table in Markdown.
+
+    Args:
+        heads: The title of each column, and whether it holds numbers.
+        rows: The cells of each row; all texts are escaped.
+    """
+    # The colon puts numbers to the right.
+    rulers = ["--:" if number else "---" for _, number in heads]
+    lines = [[escaped(head) for head, _ in heads], rulers]
     for row in rows:
-        lines.append([escaped(column.show(row)) for column in columns])
+        lines.append([escaped(cell) for cell in row])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
