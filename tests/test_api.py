@@ -167,6 +167,7 @@ suite.trial(backbone="minilm", method="bitfit", task="sentiment", ranks=2, home=
 """
 
 
+@pytest.mark.slow
 def test_ranks_of_a_script_without_a_guard_are_an_error_that_says_so(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
     ended = subprocess.run(
