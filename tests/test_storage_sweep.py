@@ -149,7 +149,7 @@ def test_a_relative_storage_is_one_place_for_driver_and_workers(
 ) -> None:
     """Workers of a running cluster have the working folder of `ray start`."""
 
-    def claim(home: Home, sweep: str, *, storage: str) -> None:
+    def claim(home: Home, sweep: str, *, storage: str, patience_s: float) -> None:
         raise StorageError(storage)
 
     monkeypatch.chdir(tmp_path)

@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(printable(f"error: {redact(error)}"), file=sys.stderr)
         sys.exit(2)
     except Stopped as stopped:
-        print(stopped.reason, file=sys.stderr)
+        print(printable(stopped.reason), file=sys.stderr)
         raise
     except OSError as error:
         # Disks, rights and networks are the user's to mend, and a traceback does not help there.
