@@ -9,7 +9,8 @@ from typing import Any
 HEAD = """# Every command and option
 
 Made from the code by `python -m suite.cli.reference`; do not edit by hand.
-[The command line](cli.md) describes what the commands print and their exit codes, and [on a cluster](cluster.md#environment-variables) lists the environment variables.
+[The command line](cli.md) describes what the commands print and their exit codes;
+[on a cluster](cluster.md#environment-variables) lists the environment variables.
 """
 
 
