@@ -24,6 +24,7 @@ from suite.errors import ResourceError, StaleDriverError, SweepConflictError
 from suite.plan.definition import lease_root
 from suite.record.folder import Home
 from suite.storage import lease as leases
+from suite.storage.base import Storage
 from suite.storage.fence import Fence, claim_key
 from suite.storage.lease import Beat, Claim, acquire, held_lease, holder, newest_epoch
 from suite.storage.local import FileStorage
@@ -102,9 +103,20 @@ def test_a_released_sweep_is_free_at_once_and_every_claim_is_a_higher_epoch(root
     other.release()
 
 
-def test_workers_wait_for_a_storage_as_long_as_their_driver_says(root: Path) -> None:
+def test_workers_wait_for_a_storage_as_long_as_their_driver_says(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def open_it(url: str, *, patience_s: float) -> Storage:
+        asked.append(patience_s)
+        return open_storage(url)
+
     with held_lease(root, "toy", patience_s=7.0) as held:
-        assert pickle.loads(pickle.dumps(held.fence))._storage().patience_s == 7.0
+        fence = pickle.loads(pickle.dumps(held.fence))
+        with monkeypatch.context() as patched:
+            patched.setattr("suite.storage.fence.open_storage", open_it)
+            assert fence.holds() and asked == [7.0]
 
 
 def test_a_live_holder_is_named_at_once_and_a_killed_one_is_replaced_at_once(root: Path) -> None:
@@ -308,6 +320,7 @@ from suite.storage.fence import Fence, claim_key
 from suite.record.folder import Home
 from suite.storage.workspace import Workspace
 from suite.train.loop import Trainer
+from suite.storage.base import Storage
 from suite.storage.urls import open_storage
 from tests.test_loop import make_spec
 

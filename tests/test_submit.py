@@ -592,6 +592,8 @@ def test_a_claim_of_before_a_power_cut_is_no_driver(
     with monkeypatch.context() as before:
         before.setattr(lease, "_machine", lambda: "earlier-boot:1")
         acquire(root, "toy")
+        acquire(tmp_path / "store", "toy")
+    assert live_claim(home, "toy", tmp_path / "store") is not None, "of another host of this name"
     assert holder(root, "toy") is not None, "only a takeover is sure"
     assert live_claim(home, "toy", root) is None and driver(home, "toy") is None
     monkeypatch.setattr("socket.gethostname", lambda: "another")

@@ -150,7 +150,7 @@ def _row(text: Any, names: Sequence[str], *, number: int) -> list[str]:
         values: list[Any] = [text]
     elif isinstance(text, Mapping):
         values = [text[name] for name in names if name in text]
-    elif isinstance(text, Sequence):
+    elif isinstance(text, Iterable):
         values = list(text)
     else:
         values = []

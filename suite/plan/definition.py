@@ -251,9 +251,11 @@ def lease_root_here(home: Home, sweep: str) -> str | Path:
 def live_claim(home: Home, sweep: str, root: str | Path) -> Claim | None:
     """The claim of who runs a sweep; None = nobody, as far as can be told without waiting."""
     claim = holder(root, sweep)
-    # After a power cut the claim stands, and nobody has the lock.
-    if claim is not None and claim.is_of_earlier_boot and driver_pid(home, sweep) is None:
-        return None
+    # After a power cut the claim stands, and nobody has the lock. In a storage it may be that of
+    # another machine of this name, whose lock is elsewhere.
+    is_own = root == lease_root(home, None)
+    if claim is not None and is_own and claim.is_of_earlier_boot:
+        return claim if driver_pid(home, sweep) is not None else None
     return claim
 
 

@@ -193,10 +193,12 @@ def driver(home: Home, sweep: str, storage: str | None = None) -> str | None:
         sweep: Its name.
         storage: URL that the home is a mirror of; drivers on other machines are known there alone.
     """
-    # The lease knows of drivers on other machines too, the lock only of one here.
-    claim = live_claim(home, sweep, lease_root(home, storage))
-    if claim is not None:
-        return str(claim)
+    # The lease knows of drivers on other machines too, the lock only of one here. A variable may
+    # name a storage that this home has nothing to do with.
+    for root in dict.fromkeys((lease_root(home, storage), lease_root(home, None))):
+        claim = live_claim(home, sweep, root)
+        if claim is not None:
+            return str(claim)
     # With --storage the lease lies there, but this machine's lock lies here.
     pid = driver_pid(home, sweep)
     if pid is None:
