@@ -48,6 +48,12 @@ def replacing(path: Path) -> Iterator[Path]:
             raise
 
 
+def remove_leavings(path: Path) -> None:
+    """Remove what writers of a file left that were killed; nobody else may be writing it."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        left.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
     """Have an error of the disk name the file that was to be written.

@@ -173,8 +173,10 @@ def everything(_number: int, folder: Path) -> str:
             .result()
             .status,
         ]
-    late = make_spec(seed=5)
+    late = make_spec(phase=Phase.CONFIRM, seed=5)
     trainer.start(late)
+    left = home.trial(late).path / ".best.safetensors.killed"
+    left.touch()
     trainer.epoch()
     kept = home.trial(late).checkpoint.is_dir()
     evaluate = Trainer._evaluate
@@ -182,7 +184,8 @@ def everything(_number: int, folder: Path) -> str:
     with suppress(TrialEndedError):
         trainer.epoch()
     Trainer._evaluate = evaluate  # type: ignore[method-assign]
-    found["late"] = [kept, home.trial(late).result().status, home.trial(late).checkpoint.exists()]
+    ended = home.trial(late)
+    found["late"] = [kept, ended.result().status, ended.checkpoint.exists(), left.exists()]
     trainer.close()
     found["engines left"] = [str(p) for p in (home.path / ".tune").rglob("step-0")]
     return json.dumps(found)
@@ -343,8 +346,10 @@ def test_a_trials_own_error_is_recorded_as_failed(found: dict[str, Any]) -> None
     assert status == Status.FAILED
 
 
-def test_a_trial_that_fails_after_an_epoch_leaves_no_checkpoint(found: dict[str, Any]) -> None:
-    assert found["late"] == [True, Status.OOM, False]
+def test_a_trial_that_fails_after_an_epoch_leaves_no_checkpoint_and_no_temporary_file(
+    found: dict[str, Any],
+) -> None:
+    assert found["late"] == [True, Status.OOM, False, False]
 
 
 def test_a_step_is_timed_from_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:

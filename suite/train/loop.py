@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 from suite.data.objective import Batch
 from suite.data.splits import SplitName
 from suite.errors import CheckpointError
-from suite.files import sha256, write_atomic
+from suite.files import remove_leavings, sha256, write_atomic
 from suite.meters import PhaseMeter, baseline_bytes, name_devices_by_attempt
 from suite.petl._frozen import GivenPass
 from suite.record.attempts import LanesApartError, LanesUnevenError
@@ -486,6 +486,7 @@ class Trainer:
         written = ""
         if self.rank == 0:
             self._check_fence(run.folder)
+            remove_leavings(path)
             write_tensors(path, state)
             written = sha256(path)
         of_rank_0: str = gather_objects(written)[0]
