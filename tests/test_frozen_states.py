@@ -14,11 +14,8 @@ import pytest
 import torch
 from filelock import FileLock
 
-from suite.backbones.loading import load_tokenizer, resolve
 from suite.config.hashing import short_hash
 from suite.config.training import TrainingConfig
-from suite.data.make_objective import make_objective
-from suite.data.prepare import prepare
 from suite.errors import IncompatibleError, ResourceError
 from suite.meters import PhaseMeter
 from suite.plan.plan import make_plan
@@ -165,15 +162,7 @@ def opened(home: Home, case: Case = FIRST, *, code: str | None = None) -> Any:
     """The record of the states that a trial opens, and a hash of a row of them."""
     spec = spec_of(*case)
     spec = spec.model_copy(update={"arm": spec.arm.model_copy(update={"code": code})})
-    resolved = resolve(spec.arm.backbone)
-    objective = make_objective(
-        spec.task,
-        kind=resolved.family.kind,
-        tokenizer=load_tokenizer(resolved),
-        training=spec.training,
-        decoder_objective="head",
-    )
-    data = prepare(spec.task, objective, limit=spec.limit, data_root=None, cache=home.cache)
+    resolved, objective, data = warm.open_data(spec, Workspace(home))
     model, _ = build_model(spec, resolved, objective.head, weights=None)
     meter = PhaseMeter(torch.device("cpu"))
     with meter.phase("load"):

@@ -15,12 +15,10 @@ from transformers import PreTrainedModel
 
 import suite as package
 from suite.backbones.heads import Head
-from suite.backbones.loading import build, load_tokenizer, resolve
+from suite.backbones.loading import build, resolve
 from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, BackboneChoice, LimitConfig
 from suite.config.training import TrainingConfig
-from suite.data.make_objective import make_objective
-from suite.data.prepare import prepare as prepare_data
 from suite.errors import CheckpointError, ConfigError, DataError, IncompatibleError
 from suite.export import export
 from suite.export.card import Facts
@@ -36,6 +34,7 @@ from suite.train.initial import PREPARED, initial_model
 from suite.train.loop import Trainer
 from suite.train.process_group import close_process_group, free_port, init_process_group
 from suite.train.restore import restore
+from suite.train.warm import open_data
 from tests.ranks import in_processes, on_ranks
 from tests.test_loading import save
 from tests.test_loop import make_spec
@@ -212,16 +211,8 @@ def prepared_by_seeds(_number: int, folder: Path) -> list[str]:
             spec = trial(folder, seed)
             arm = spec.arm.model_copy(update={"attention": AttentionChoice(**attention)})
             spec = spec.model_copy(update={"arm": arm, "world_size": 1})
-            resolved = resolve(arm.backbone)
-            objective = make_objective(
-                spec.task,
-                kind=resolved.family.kind,
-                tokenizer=load_tokenizer(resolved),
-                training=spec.training,
-                decoder_objective="head",
-            )
-            cache = folder / "cache"
-            data = prepare_data(spec.task, objective, limit=spec.limit, data_root=None, cache=cache)
+            home = Home(folder)
+            resolved, objective, data = open_data(spec, Workspace(home))
             meter = PhaseMeter(torch.device("cpu"))
             with meter.phase("load"):
                 _, record = initial_model(
@@ -230,7 +221,7 @@ def prepared_by_seeds(_number: int, folder: Path) -> list[str]:
                     objective,
                     data,
                     weights=None,
-                    cache=cache,
+                    cache=home.cache,
                     device="cpu",
                     meter=meter,
                 )
