@@ -76,6 +76,9 @@ def test_the_cluster_on_aws_grows_by_spot_gpus_and_trains_nothing_on_its_head() 
         worker["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
         and worker["min_workers"] == 0 < worker["max_workers"]
     )
+    image = worker["node_config"]["ImageId"]
+    assert image.startswith("ami-"), "Ray's own latest_dlami has a driver too old for torch"
+    assert head["node_config"]["ImageId"] == image
     assert any(option.startswith("--shm-size") for option in config["docker"]["run_options"])
     assert "lookupcache=positive" in "".join(config["initialization_commands"]), (
         "or a fence may be seen late on NFS"

@@ -104,3 +104,41 @@ class Integral:
         if failure is not None:
             raise failure
         return total
+
+
+class Most:
+    """The largest value of a gauge since the last `take`, sampled as an `Integral` is.
+
+    Args:
+        gauge: Reads the quantity; raises `Unavailable` where it cannot.
+    """
+
+    def __init__(self, gauge: Callable[[], int]) -> None:
+        self._gauge = gauge
+        self._lock = threading.Lock()
+        self._most = 0
+        self._failure: Unavailable | None = None
+
+    def sample(self) -> None:
+        """Look once; a failure is kept for the next `take`."""
+        with self._lock:
+            try:
+                self._most = max(self._most, self._gauge())
+            except Unavailable as failure:
+                self._failure = failure
+
+    def take(self) -> int:
+        """The largest value since the last `take`, the present one included.
+
+        Raises:
+            Unavailable: A sample failed in between, so a larger value may have been missed.
+        """
+        self.sample()
+        with self._lock:
+            most = self._most
+            failure = self._failure
+            self._most = 0
+            self._failure = None
+        if failure is not None:
+            raise failure
+        return most

@@ -15,7 +15,7 @@ from typing import Any
 import pynvml
 import torch
 
-from suite.meters.clock import Integral, Unavailable
+from suite.meters.clock import Integral, Most, Unavailable
 from suite.meters.energy import EnergySource, Reading
 
 MIG_IS_ON = "MIG is on: NVML meters the whole board"
@@ -53,7 +53,7 @@ class Gpu:
         if self._is_virtual():
             raise Unavailable(IS_VIRTUAL)
         # Every reading asks this, so a board that cannot answer has no reading.
-        self.ask("ComputeRunningProcesses")
+        self.processes()
 
     @classmethod
     def of(cls, device: torch.device) -> Gpu:
@@ -72,10 +72,9 @@ class Gpu:
         except self._api.NVMLError as error:
             raise Unavailable(f"NVML {question}: {error}") from error
 
-    def reading(self, joules: float) -> Reading:
-        """A reading of this board, with the number of processes that compute on it."""
-        processes = len(self.ask("ComputeRunningProcesses"))
-        return Reading({self.uuid: joules}, gpu_processes={self.uuid: processes})
+    def processes(self) -> int:
+        """The number of processes that compute on this board."""
+        return len(self.ask("ComputeRunningProcesses"))
 
     def _mig_is_on(self) -> bool:
         try:
@@ -91,7 +90,29 @@ class Gpu:
         return bool(mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
 
 
-class GpuCounter(EnergySource):
+class GpuSource(EnergySource):
+    """A way to meter one board, which also looks who computes there, about once a second.
+
+    Another's process may come and go between two borders of phases, and its energy is in the
+    board's.
+    """
+
+    interval_s = 1.0
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._processes = Most(gpu.processes)
+
+    def tick(self) -> None:
+        self._processes.sample()
+
+    def _reading(self, joules: float) -> Reading:
+        """A reading with the most processes that were seen since the last one."""
+        uuid = self._gpu.uuid
+        return Reading({uuid: joules}, gpu_processes={uuid: self._processes.take()})
+
+
+class GpuCounter(GpuSource):
     """NVML's total energy since the driver was loaded, in mJ.
 
     Volta and later boards have it, and refresh it every 20-100 ms. It is asked at most every
@@ -102,14 +123,14 @@ class GpuCounter(EnergySource):
     lags = True
 
     def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
+        super().__init__(gpu)
         self._last_mj = self._read_mj()
         self._read_at_s = time.monotonic()
 
     def collect(self) -> Reading:
         now_s = time.monotonic()
         if now_s - self._read_at_s < REST_S:
-            return self._gpu.reading(0.0)
+            return self._reading(0.0)
         self._read_at_s = now_s
         now_mj = self._read_mj()
         spent_mj = now_mj - self._last_mj
@@ -117,13 +138,13 @@ class GpuCounter(EnergySource):
         # the counter starts at 0 when the driver is loaded
         if spent_mj < 0:
             raise Unavailable("NVML's energy counter went back: the driver was reloaded")
-        return self._gpu.reading(spent_mj / 1e3)
+        return self._reading(spent_mj / 1e3)
 
     def _read_mj(self) -> int:
         return int(self._gpu.ask("TotalEnergyConsumption"))
 
 
-class GpuPower(EnergySource):
+class GpuPower(GpuSource):
     """Board power, sampled about every 0.1 s and integrated; for boards without the counter."""
 
     kind = "nvml-sampled"
@@ -131,17 +152,18 @@ class GpuPower(EnergySource):
 
     def __init__(self, gpu: Gpu) -> None:
         gpu.ask("PowerUsage")  # fail here, not in the thread
-        self._gpu = gpu
+        super().__init__(gpu)
         self._integral_ws = Integral(lambda: gpu.ask("PowerUsage") / 1e3)  # NVML says mW
 
     def tick(self) -> None:
+        super().tick()
         self._integral_ws.sample()
 
     def collect(self) -> Reading:
-        return self._gpu.reading(self._integral_ws.take())
+        return self._reading(self._integral_ws.take())
 
 
-class GpuUtilisation(EnergySource):
+class GpuUtilisation(GpuSource):
     """READ eq. 16 (arXiv 2305.15348): the integral of u/100 x p0.
 
     u is the utilisation in percent, and p0 the board's TDP: NVML's default power limit, which is
@@ -149,18 +171,18 @@ class GpuUtilisation(EnergySource):
     """
 
     kind = "read-eq16"
-    interval_s = 1.0
 
     def __init__(self, gpu: Gpu, integral: Integral | None = None) -> None:
-        self._gpu = gpu
+        super().__init__(gpu)
         self._tdp_w = gpu.ask("PowerManagementDefaultLimit") / 1e3
         self._percent_s = integral or Integral(lambda: float(gpu.ask("UtilizationRates").gpu))
 
     def tick(self) -> None:
+        super().tick()
         self._percent_s.sample()
 
     def collect(self) -> Reading:
-        return self._gpu.reading(self._percent_s.take() / 100 * self._tdp_w)
+        return self._reading(self._percent_s.take() / 100 * self._tdp_w)
 
 
 def gpu_sources(
