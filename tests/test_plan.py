@@ -357,6 +357,14 @@ def test_resources_default_to_a_worker_per_gpu_or_one_cpu_worker() -> None:
     )
 
 
+@pytest.mark.parametrize(("part", "slots"), [(0.6, 8), (0.4, 16), (0.3, 24), (0.1, 80)])
+def test_no_part_of_a_gpu_reaches_over_to_another_one(part: float, slots: int) -> None:
+    node = {"CPU": 96.0, "GPU": 8.0}
+    layout = lay_out(ResourceConfig(gpus_per_worker=part), [node])
+    assert layout.slots == slots
+    assert layout.room_on([{"CPU": 96.0, "GPU": 1.0 - part}]).most == slots // 8 - 1
+
+
 def test_slots_are_bounded_and_counted_node_by_node() -> None:
     assert lay_out(ResourceConfig(workers=2, cpus_per_worker=2.0), [{"CPU": 3.0}] * 4).slots == 2
     assert lay_out(ResourceConfig(workers=1, concurrent_trials=3), [{"CPU": 8.0}]).slots == 3
@@ -367,6 +375,8 @@ def test_resources_that_can_never_fit_are_refused() -> None:
         lay_out(ResourceConfig(workers=5), [{"CPU": 2.0}, {"CPU": 2.0}])
     with pytest.raises(ResourceError, match="never fit"):
         lay_out(ResourceConfig(workers=1, gpus_per_worker=1), [{"CPU": 8.0}])
+    with pytest.raises(ResourceError, match="expected a whole number, or a part"):
+        lay_out(ResourceConfig(workers=1, gpus_per_worker=1.5), [{"CPU": 8.0, "GPU": 8.0}])
     with pytest.raises(ResourceError, match="two ranks on one GPU"):
         lay_out(ResourceConfig(workers=2, gpus_per_worker=0.5), [{"CPU": 8.0, "GPU": 1.0}])
 

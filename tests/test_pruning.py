@@ -13,6 +13,7 @@ import torch
 
 from suite.errors import ConfigError
 from suite.meters import why_no_energy
+from suite.meters.nvml import visible_boards
 from suite.meters.record import MemoryPeak, PhaseRecord
 from suite.plan import second_objective as front
 from suite.plan.cell_state import CellStatus, read_states
@@ -420,14 +421,47 @@ def test_energy_of_boards_that_cannot_be_metered_is_known_before_a_worker_starts
     assert why_no_energy(FakeNvml(counter=True)) is None
     assert "not supported" in str(why_no_energy(FakeNvml(counter=False)))
     assert "driver not loaded" in str(why_no_energy(FakeNvml(counter=True, boards=0)))
-    front.check_measurable("energy", "cpu", where="x.yaml")
-    front.check_measurable("time", "cuda", where="x.yaml")
+    energy = toy_sweep(search={"objective": ["score", "energy"]})
+    seconds = toy_sweep(search={"objective": ["score", "time"]})
+    front.check_measurable(energy, "cpu", here=True, where="x.yaml")
+    front.check_measurable(seconds, "cuda", here=True, where="x.yaml")
+    front.check_measurable(energy, "cuda", here=False, where="x.yaml")
     if not torch.cuda.is_available():
         with pytest.raises(
             ConfigError,
             match=r"x\.yaml: search\.objective: energy is not measured on this machine: NVML",
         ):
-            front.check_measurable("energy", "cuda", where="x.yaml")
+            front.check_measurable(energy, "cuda", here=True, where="x.yaml")
+
+
+def test_energy_of_trials_that_share_a_gpu_is_no_objective() -> None:
+    search = {"objective": ["score", "energy"]}
+    shared = toy_sweep(search=search, resources={"gpus_per_worker": 0.5})
+    with pytest.raises(ConfigError, match=r"share a GPU is not measured .*gpus_per_worker: 0\.5"):
+        front.check_measurable(shared, "cuda", here=False, where="x.yaml")
+    resources = {"gpus_per_worker": 0.5, "concurrent_trials": 1}
+    alone = toy_sweep(search=search, resources=resources)
+    front.check_measurable(alone, "cuda", here=False, where="x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("visible", "boards"),
+    [
+        (None, ["GPU-0", "GPU-1"]),
+        ("1", ["GPU-1"]),
+        ("1,0", ["GPU-1", "GPU-0"]),
+        ("GPU-1", ["GPU-1"]),
+        ("", []),
+        ("7", []),
+    ],
+)
+def test_only_the_boards_that_a_process_sees_are_asked(
+    visible: str | None, boards: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_boards(FakeNvml(counter=True, boards=2)) == boards
 
 
 def test_the_sweep_files_of_papers_use_their_whole_budget() -> None:

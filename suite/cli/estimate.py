@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from suite.report.names import architecture_of
 
 if TYPE_CHECKING:
     from suite.plan.cell_state import CellState
+    from suite.plan.gpus import Gpus
     from suite.plan.partitioning import Decision
     from suite.plan.plan import Plan
     from suite.plan.resources import Layout, Node
@@ -131,13 +133,25 @@ def _rates_text(row: Mapping[str, Any]) -> str:
 
 def local_layout(config: SweepConfig) -> tuple[Layout | None, str]:
     """What one trial would get on this machine; None and the reason where it never fits."""
+    from suite.plan.gpus import usable
     from suite.plan.resources import lay_out
 
     try:
-        return lay_out(config.resources, [_local_node()]), ""
+        layout = lay_out(config.resources, [_local_node()])
+        if layout.device == "cuda":
+            usable({"this machine": _asked_gpus()})
+        return layout, ""
     # A sweep for a cluster is often planned on a laptop: that is no error.
     except ResourceError as error:
         return None, f"not on this machine: {error}"
+
+
+@cache
+def _asked_gpus() -> Gpus:
+    """What torch says of this machine's GPUs; asked for once, because it takes seconds."""
+    from suite.plan.gpus import local_gpus
+
+    return local_gpus()
 
 
 def _local_node() -> Node:
@@ -155,12 +169,20 @@ def _local_node() -> Node:
 def _local_gpus() -> int:
     from suite.plan.resources import may_have_gpu
 
-    # Asking torch takes seconds.
+    # Importing the meters takes seconds.
     if not may_have_gpu():
         return 0
-    import torch
+    from suite.meters.clock import Unavailable
+    from suite.meters.nvml import visible_boards
 
-    return torch.cuda.device_count()
+    # Ray counts by NVML too, whatever torch can use.
+    try:
+        return len(visible_boards())
+    except Unavailable:
+        # AMD's boards are known to torch alone.
+        import torch
+
+        return torch.cuda.device_count()
 
 
 def cell_rows(plan: Plan) -> list[dict[str, Any]]:
@@ -239,10 +261,10 @@ def partitioning(
         layout: What one trial gets here; None where it does not run here.
         where: The sweep's file, for errors.
     """
+    from suite.plan.gpus import as_computed
     from suite.plan.partitioning import (
         candidates,
         cpu_worker_bytes,
-        local_gpu_bytes,
         recorded,
         settle,
     )
@@ -256,9 +278,9 @@ def partitioning(
             return None
         device = layout.device
         if device == "cuda":
-            board = local_gpu_bytes()
-            if board is not None:
-                worker_bytes = int(board * layout.memory_frac)
+            board_bytes = _asked_gpus().least_bytes
+            if board_bytes is not None:
+                worker_bytes = int(board_bytes * layout.memory_frac)
         else:
             most_workers = max(plan.workers(cell) for cell in plan.cells)
             worker_bytes = cpu_worker_bytes(layout, [_local_node()], most_workers=most_workers)
@@ -275,6 +297,8 @@ def partitioning(
     from suite.profiling.fit import first_that_fits
 
     assert worker_bytes is not None  # unknown memory settles it
+    if device == "cuda":
+        plan = replace(plan, config=as_computed(plan.config, _asked_gpus()))
     return first_that_fits(plan, device=device, worker_bytes=worker_bytes, where=where)
 
 

@@ -221,11 +221,11 @@ def has_working_folder_of_job() -> bool:
 # ---- what the nodes have -------------------------------------------------------------------------
 
 
-def alive_nodes() -> dict[str, str]:
-    """Host name and address of every node that is up, by Ray's id."""
+def alive_nodes(*, with_gpu: bool = False) -> dict[str, str]:
+    """Host name and address of every node that is up, or of those with a GPU, by Ray's id."""
     nodes = {}
     for node in ray.nodes():
-        if node["Alive"]:
+        if node["Alive"] and (not with_gpu or node["Resources"].get("GPU")):
             nodes[node["NodeID"]] = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
     return nodes
 

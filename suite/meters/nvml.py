@@ -7,6 +7,7 @@ split by MIG, or shared with processes of others, they are not this trial's and 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -221,18 +222,41 @@ def gpu_sources(
     return sources, absent
 
 
-def why_no_energy(api: Any = pynvml) -> str | None:
-    """Why the energy of one of this host's boards cannot be metered; None where all can be.
+def visible_boards(api: Any = pynvml) -> list[str]:
+    """The UUIDs of this host's boards that CUDA_VISIBLE_DEVICES leaves to this process.
 
-    It makes no CUDA context.
+    Raises:
+        Unavailable: NVML does not answer, as where there is no driver.
     """
-    names = []
+    names: list[str] = []
     try:
         api.nvmlInit()
         for index in range(api.nvmlDeviceGetCount()):
             names.append(api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(index)))
     except api.NVMLError as error:
-        return f"NVML: {error}"
+        raise Unavailable(f"NVML: {error}") from error
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return names
+    visible = []
+    for part in wanted.split(","):
+        # A number, or a UUID, of which the beginning is enough.
+        if part.strip().isdecimal():
+            visible += names[int(part) : int(part) + 1]
+        elif part.strip():
+            visible += [name for name in names if name.startswith(part.strip())]
+    return visible
+
+
+def why_no_energy(api: Any = pynvml) -> str | None:
+    """Why the energy of one of the visible boards cannot be metered; None where all can be.
+
+    It makes no CUDA context.
+    """
+    try:
+        names = visible_boards(api)
+    except Unavailable as why:
+        return str(why)
     for name in names:
         sources, absent = gpu_sources(partial(Gpu, name, api), sample_read_energy=False)
         if not sources:

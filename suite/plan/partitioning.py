@@ -8,8 +8,6 @@ from numbers alone; `suite.profiling.fit` estimates the largest arm where they d
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -28,12 +26,6 @@ SMALL_FRAC = 0.25
 """Share of a worker's memory below which the layout of the states hardly matters."""
 USABLE_FRAC = 0.8
 """The rest is for what the estimate leaves out: libraries, evaluation, fragments, buckets."""
-ASK_S = 60.0
-ASK_GPUS = (
-    "import torch;"
-    "print(min(torch.cuda.get_device_properties(i).total_memory"
-    " for i in range(torch.cuda.device_count())))"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,18 +151,3 @@ def container_limit(root: Path = CGROUP) -> tuple[int, int] | None:
     cached = int(sizes["inactive_file"]) + int(sizes["active_file"])
     # The files are read one after the other, so their numbers need not fit.
     return int(limit), max(charged - cached, 0)
-
-
-def local_gpu_bytes() -> int | None:
-    """Memory of the smallest GPU of this host; None where none answers.
-
-    A process of its own asks, because a process that has asked holds some of a GPU's memory.
-    """
-    command = [sys.executable, "-c", ASK_GPUS]
-    try:
-        done = subprocess.run(  # noqa: S603
-            command, capture_output=True, text=True, timeout=ASK_S, check=True
-        )
-        return int(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None

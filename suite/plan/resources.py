@@ -190,7 +190,14 @@ def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | Non
     sizes = {"workers": workers}
     for name, size in config.workers_by_backbone.items():
         sizes[f"workers_by_backbone.{name}"] = size
-    if gpus and not isclose(gpus, round(gpus)) and max(*sizes.values(), 1) > 1:
+    broken = not isclose(gpus, round(gpus))
+    # Ray gives whole GPUs or a part of one.
+    if broken and gpus > 1:
+        raise ResourceError(
+            f"resources.gpus_per_worker: got {gpus:g}, expected a whole number, or a part of one"
+            " GPU below 1"
+        )
+    if broken and max(*sizes.values(), 1) > 1:
         raise ResourceError(
             f"resources.gpus_per_worker: got {gpus:g} with {workers} workers, expected a whole "
             "number; NCCL refuses two ranks on one GPU"
@@ -280,6 +287,16 @@ def _count(node: Node, bundle: Mapping[str, float]) -> int:
     """The number of workers that a node holds."""
     counts = []
     for name, amount in bundle.items():
-        # Amounts are sums of floats: 0.3 is to hold three times 0.1.
-        counts.append(int(node.get(name, 0.0) / amount + FIT_EPS))
+        here = node.get(name, 0.0)
+        count = 0
+        if name == "GPU" and amount < 1:
+            # No part of a GPU reaches over to another one.
+            count = int(here + FIT_EPS) * _times(1.0, amount)
+            here %= 1
+        counts.append(count + _times(here, amount))
     return max(0, min(counts))
+
+
+def _times(room: float, amount: float) -> int:
+    # Amounts are sums of floats: 0.3 is to hold three times 0.1.
+    return int(room / amount + FIT_EPS)

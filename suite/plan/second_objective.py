@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
+from suite.config.sweep import SweepConfig
 from suite.errors import ConfigError
 from suite.record.cells import Trial
 from suite.record.result import TrialResult
@@ -16,16 +17,32 @@ Energy is in kWh of the group, memory in bytes of the largest rank, time in seco
 """
 
 
-def check_measurable(objective: str | None, device: str, *, where: str) -> None:
-    """Check that this machine can measure the second objective, before a worker starts.
+def check_measurable(config: SweepConfig, device: str, *, here: bool, where: str) -> None:
+    """Check that the second objective can be measured, before a worker starts.
 
-    On the other machines of a cluster the first trial finds out.
+    On the machines of a cluster the first trial finds out.
+
+    Args:
+        config: The sweep.
+        device: "cuda" or "cpu".
+        here: Whether the trials train on this machine.
+        where: The sweep's file, for errors.
 
     Raises:
-        ConfigError: The machine cannot; the message says why.
+        ConfigError: It cannot; the message says why.
     """
     # On processors the energy can always be estimated by their time.
-    if objective != "energy" or device != "cuda":
+    if config.search.second != "energy" or device != "cuda":
+        return
+    resources = config.resources
+    shared = resources.gpus_per_worker is not None and resources.gpus_per_worker < 1
+    if shared and resources.concurrent_trials != 1:
+        raise ConfigError(
+            f"{where}: search.objective: the energy of trials that share a GPU is not measured "
+            f"(resources.gpus_per_worker: {resources.gpus_per_worker:g}); take whole GPUs, "
+            "resources.concurrent_trials: 1, score alone, [score, time] or [score, memory]"
+        )
+    if not here:
         return
     from suite.meters import why_no_energy
 

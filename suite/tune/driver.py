@@ -9,7 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ray import tune
@@ -34,12 +35,12 @@ from suite.errors import ConfigError, StorageError
 from suite.plan.cell_state import CellState, all_over, read_states
 from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
 from suite.plan.events import Listener, Listeners, Outcome
+from suite.plan.gpus import Gpus, as_computed, local_gpus, usable
 from suite.plan.partitioning import (
     USABLE_FRAC,
     Decision,
     candidates,
     cpu_worker_bytes,
-    local_gpu_bytes,
     recorded,
     settle,
 )
@@ -167,14 +168,14 @@ def run_sweep(
             store_definition(plan, home)
             mirror.push_definition(config.name)
             warn_of_other_runs(config.training, states, layout.device, here=address is None)
-            if address is None:
-                check_measurable(config.search.second, layout.device, where=where)
-            # Asked for once at most, because GPUs take seconds to answer.
-            memory = cache(partial(_worker_bytes, plan, layout, nodes))
-            decision = decide(plan, layout, memory, home=home, data_root=data_root, where=where)
+            check_measurable(config, layout.device, here=address is None, where=where)
+            gpus = _asked_gpus(layout)
+            memory = partial(_worker_bytes, plan, layout, nodes, gpus)
+            sized = replace(plan, config=as_computed(config, gpus))
+            decision = decide(sized, layout, memory, home=home, data_root=data_root, where=where)
             log.info("weights: %s: %s", decision.partitioning, decision.why)
             lanes = _lanes(
-                plan,
+                sized,
                 layout,
                 memory,
                 decision.partitioning,
@@ -355,20 +356,23 @@ def _usable_bytes(plan: Plan, memory: WorkerMemory, partitioning: Partitioning) 
     return int(USABLE_FRAC * worker_bytes)
 
 
-def _worker_bytes(plan: Plan, layout: Layout, nodes: Sequence[Node]) -> int | None:
+def _asked_gpus(layout: Layout) -> Gpus:
+    """What torch says of the GPUs that are up; those to come are taken to be as good."""
+    if layout.device != "cuda":
+        return Gpus()
+    nodes = alive_nodes(with_gpu=True)
+    answers = ask_nodes(nodes, local_gpus)
+    return usable({f"node {nodes[node]}": answer for node, answer in answers.items()})
+
+
+def _worker_bytes(plan: Plan, layout: Layout, nodes: Sequence[Node], gpus: Gpus) -> int | None:
     """Memory that one worker may take; None = unknown."""
     if layout.device == "cuda":
-        return _gpu_bytes(layout.memory_frac)
+        if gpus.least_bytes is None:
+            return None
+        return int(gpus.least_bytes * layout.memory_frac)
     most_workers = max(plan.workers(cell) for cell in plan.cells)
     return cpu_worker_bytes(layout, nodes, most_workers=most_workers)
-
-
-def _gpu_bytes(frac: float) -> int | None:
-    """Memory of a worker's GPU, or this part of it, on the node with the smallest."""
-    answers = [size for size in ask_nodes(alive_nodes(), local_gpu_bytes).values() if size]
-    if not answers:
-        return None
-    return int(min(answers) * frac)
 
 
 # ---- the trials ----------------------------------------------------------------------------------

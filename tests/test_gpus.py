@@ -1,0 +1,50 @@
+"""What torch says of a host's GPUs, before a worker starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from suite.errors import ResourceError
+from suite.plan.gpus import Gpus, as_computed, local_gpus, usable
+from suite.plan.resources import Layout
+from suite.tune import driver
+from tests.sweeps import toy_roots, toy_sweep
+
+__all__ = ["toy_roots"]
+GIB = 1 << 30
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use this host's GPU")
+def test_a_torch_that_cannot_use_a_gpu_says_why_before_a_worker_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert local_gpus().problem, "torch's own words"
+
+    def ask(nodes: dict[str, str], function: Callable[[], Gpus]) -> dict[str, Gpus]:
+        return {node: function() for node in nodes}
+
+    monkeypatch.setattr(driver, "alive_nodes", lambda *, with_gpu: {"id": "gpu-3 (10.0.0.3)"})
+    monkeypatch.setattr(driver, "ask_nodes", ask)
+    with pytest.raises(
+        ResourceError, match=r"node gpu-3 \(10\.0\.0\.3\): torch cannot use its GPU"
+    ):
+        driver._asked_gpus(Layout(1, 1.0, 1.0, 1))
+    assert driver._asked_gpus(Layout(1, 1.0, 0.0, 1)) == Gpus(), "processors need no GPU"
+
+
+def test_the_smallest_and_the_oldest_gpu_decide() -> None:
+    found = usable({"a": Gpus(80 * GIB), "b": Gpus(24 * GIB, bf16=False), "c": Gpus()})
+    assert found == Gpus(24 * GIB, bf16=False)
+    assert usable({}) == Gpus(), "nodes to come are taken to be as good"
+
+
+@pytest.mark.usefixtures("toy_roots")
+def test_memory_is_estimated_in_the_precision_that_auto_comes_to() -> None:
+    config = toy_sweep(training={"precision": "auto"})
+    assert as_computed(config, Gpus()) is config
+    assert as_computed(config, Gpus(bf16=False)).training.precision == "fp32"
+    named = toy_sweep(training={"precision": "bf16"})
+    assert as_computed(named, Gpus(bf16=False)) is named
