@@ -263,6 +263,15 @@ def _leftovers(folder: Path) -> None:
 
 
 SHARDS = (shard_name(0), shard_name(1))
+
+
+def _of_another_precision(folder: Path) -> None:
+    """As a host would have written it on which `auto` is bf16."""
+    marker = json.loads((folder / MARKER).read_text())
+    marker.pop("seal")
+    (folder / MARKER).write_text(json.dumps(sealed({**marker, "precision": "bf16"})))
+
+
 DAMAGES: dict[str, Damage] = {
     **{
         f"{name} missing": lambda folder, name=name: (folder / name).unlink()
@@ -281,6 +290,7 @@ DAMAGES: dict[str, Damage] = {
     "another state": _edited(state={"epoch": 7}),
     "another number of ranks": _edited(world_size=1),
     "another format": _edited(format="of tomorrow"),
+    "another precision": _of_another_precision,
     "files elsewhere": _leads_out,
 }
 

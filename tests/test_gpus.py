@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from suite.config.training import TrainingConfig
+from suite.doctor.install import compiler
 from suite.errors import ResourceError
-from suite.plan.gpus import Gpus, as_computed, local_gpus, usable
+from suite.plan.gpus import Gpus, as_computed, local_gpus, missing_for_offload, usable
 from suite.plan.resources import Layout
 from suite.tune import driver
 from tests.sweeps import toy_roots, toy_sweep
@@ -31,8 +35,27 @@ def test_a_torch_that_cannot_use_a_gpu_says_why_before_a_worker_starts(
     with pytest.raises(
         ResourceError, match=r"node gpu-3 \(10\.0\.0\.3\): torch cannot use its GPU"
     ):
-        driver._asked_gpus(Layout(1, 1.0, 1.0, 1))
-    assert driver._asked_gpus(Layout(1, 1.0, 0.0, 1)) == Gpus(), "processors need no GPU"
+        driver._asked_gpus(Layout(1, 1.0, 1.0, 1), TrainingConfig())
+    assert driver._asked_gpus(Layout(1, 1.0, 0.0, 1), TrainingConfig()) == Gpus()
+
+
+def test_offloading_without_a_compiler_is_refused_before_a_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ninja").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert missing_for_offload() == ["c++"]
+    assert "c++ not found: training.offload needs" in compiler().found
+
+    def ask(nodes: dict[str, str], function: Callable[[], Any]) -> dict[str, Any]:
+        return {node: Gpus() if function is local_gpus else function() for node in nodes}
+
+    monkeypatch.setattr(driver, "alive_nodes", lambda *, with_gpu: {"id": "gpu-3"})
+    monkeypatch.setattr(driver, "ask_nodes", ask)
+    layout = Layout(1, 1.0, 1.0, 1)
+    assert driver._asked_gpus(layout, TrainingConfig()) == Gpus()
+    with pytest.raises(ResourceError, match=r"node gpu-3: c\+\+ not found"):
+        driver._asked_gpus(layout, TrainingConfig(offload="optimizer", zero_stage=3))
 
 
 def test_the_smallest_and_the_oldest_gpu_decide() -> None:

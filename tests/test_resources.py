@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from ray.tune.experiment import Trial
 
 from suite.cluster import session
-from suite.cluster.network import choose, interfaces
+from suite.cluster.network import choose, interfaces, use_loopback
 from suite.config.sweep import ResourceConfig, SweepConfig
 from suite.errors import IncompatibleError, ResourceError, SweepConflictError
 from suite.meters import LocalPhase, combine, name_devices_by_attempt
@@ -386,6 +386,13 @@ def test_the_interface_is_that_of_the_hosts_address_or_the_one_named(
     assert choose("lo", address="198.51.100.7") == ("lo", "127.0.0.1")
     with pytest.raises(ResourceError, match=r"got 'eth77', expected an interface of .*lo"):
         choose("eth77", address="127.0.0.1")
+
+
+def test_ranks_of_one_machine_talk_over_loopback_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    use_loopback()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo"
 
 
 # ---- energy over hosts and attempts ----------------------------------------------------------------------------------

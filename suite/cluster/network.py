@@ -76,10 +76,8 @@ def use(name: str | None) -> None:
 
 
 def use_loopback() -> None:
-    """Have gloo of this process talk within this host; NCCL finds its way there by itself."""
-    name = _holder_of(LOOPBACK)
-    if name is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = name
+    """Have gloo and NCCL of this process talk and listen within this host."""
+    use(_holder_of(LOOPBACK))
 
 
 def free_port() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from suite.doctor.finding import Check, Finding, fail, ok, warn
+from suite.plan.gpus import missing_for_offload, no_offload
 
 DISTRIBUTION = "petl-suite"
 USES = {
@@ -97,10 +97,11 @@ def _unmet(requirements: Iterable[Requirement]) -> str:
 
 
 def compiler() -> Finding:
-    """Name the compiler. None is needed: the suite builds none of DeepSpeed's operators."""
-    path = shutil.which("c++") or shutil.which("g++") or "none"
-    use = "DeepSpeed's own fused operators and offloading would build with one"
-    return ok("compiler", found=f"{path}; none is needed ({use})")
+    """Say whether DeepSpeed can build what `training.offload` needs on a GPU; no more is built."""
+    missing = missing_for_offload()
+    if missing:
+        return ok("compiler", found=f"{no_offload(missing)}; all else needs no compiler")
+    return ok("compiler", found="c++ and ninja, which only training.offload needs")
 
 
 def amdsmi() -> Finding:

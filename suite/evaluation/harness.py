@@ -113,8 +113,10 @@ def wrap_for_lm_eval(
     # lm-eval is an optional package, so only those who measure import it.
     from lm_eval.models.huggingface import HFLM
 
-    model: Any = opened.model.to(device).eval()
+    model: Any = opened.model
+    # Cast first: in fp32 it may not fit on the device.
     cast_weights(model, DTYPES[dtype])
+    model = model.to(device).eval()
     tokenizer: Any = opened.tokenizer
     end = tokenizer.eos_token_id
     adds_end = end is not None and tokenizer("a")["input_ids"][-1] == end

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from suite.config.sweep import SweepConfig
@@ -76,6 +77,16 @@ def usable(answers: Mapping[str, Gpus]) -> Gpus:
     found = answers.values()
     sizes = [answer.least_bytes for answer in found if answer.least_bytes is not None]
     return Gpus(min(sizes, default=None), all(answer.bf16 for answer in found))
+
+
+def missing_for_offload() -> list[str]:
+    """What DeepSpeed builds its Adam for processors with, and this host has not on its PATH."""
+    return [name for name in ("c++", "ninja") if shutil.which(name) is None]
+
+
+def no_offload(missing: Sequence[str]) -> str:
+    """Words for a host that lacks these."""
+    return f"{' and '.join(missing)} not found: training.offload needs c++ and ninja on the PATH"
 
 
 def as_computed(config: SweepConfig, gpus: Gpus) -> SweepConfig:

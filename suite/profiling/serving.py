@@ -42,8 +42,9 @@ class Serving:
         resolved = arm.resolve()
         self.family = resolved.family
         model = _folded(arm.build(resolved), self.family, arm)
+        # Cast first: in fp32 a model may not fit on the device.
+        cast_weights(model, DTYPES[setting.dtype])
         self.model = model.eval().to(device)
-        cast_weights(self.model, DTYPES[setting.dtype])
         self.vocabulary = vocabulary_of(self.model)
         self._extra = arm.extra_positions()
 

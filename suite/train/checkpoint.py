@@ -82,6 +82,7 @@ class Checkpoints:
                 "format": FORMAT,
                 "epoch": epoch,
                 "world_size": engine.world_size,
+                "precision": engine.precision,
                 "frozen": frozen,
                 "files": files,
                 "state": state,
@@ -119,7 +120,7 @@ class Checkpoints:
         # Rank 0's list, so that all ranks walk through the same epochs.
         for epoch in gather_objects(self._epochs())[0][::-1]:
             marker = self._agreed(epoch)
-            if marker is not None:
+            if marker is not None and self._has_precision_of(engine, marker):
                 self._check_frozen(engine, marker)
                 engine.load(self.folder / f"epoch-{epoch}", written_by=marker["world_size"])
                 state: dict[str, Any] = marker["state"]
@@ -167,6 +168,23 @@ class Checkpoints:
         if dist.get_rank() == 0:
             log.warning("%s is left out: %s", folder, "; ".join(problems))
         return None
+
+    def _has_precision_of(self, engine: Engine, marker: dict[str, Any]) -> bool:
+        """Whether the epoch was trained in the engine's precision: `auto` depends on the host."""
+        # Markers of earlier versions do not say it.
+        written = marker.get("precision", engine.precision)
+        if written == engine.precision:
+            return True
+        if dist.get_rank() == 0:
+            log.warning(
+                "%s/epoch-%d is left out: it was trained in %s, and this host computes in %s;"
+                " training.precision names one for all hosts",
+                self.folder,
+                marker["epoch"],
+                written,
+                engine.precision,
+            )
+        return False
 
     def _check_frozen(self, engine: Engine, marker: dict[str, Any]) -> None:
         if not all_agree(engine.fingerprint(trained=False) == marker["frozen"]):

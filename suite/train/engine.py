@@ -20,10 +20,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from suite.backbones.weights import cast_weights
+from suite.config.precision import precision_of
 from suite.config.training import TrainingConfig
 from suite.errors import CheckpointError
 from suite.train import linear
-from suite.train.engine_config import engine_config, uses_bf16
+from suite.train.engine_config import engine_config
 from suite.train.fingerprint import place_sum, together
 from suite.train.frozen_weights import copy_beside, keep_whole, kept_weights
 from suite.train.pieces import (
@@ -74,6 +75,7 @@ class Engine:
         self.training = training
         self.world_size = world_size
         self.device = device
+        self.precision = precision_of(training, device)
         self.config = engine_config(training, world_size=world_size, device=device)
         self.trained_names = [name for name, p in model.named_parameters() if p.requires_grad]
         self._factors = dict(factors or {})
@@ -82,7 +84,7 @@ class Engine:
         optimizer = _adamw(groups, training, offloaded=offloaded)
         # Before ZeRO copies the parameters: its flat buffers take their dtype from them.
         dtype = torch.float32
-        if uses_bf16(training, device):
+        if self.precision == "bf16":
             dtype = torch.bfloat16
         cast_weights(model, dtype)
         self.kept_names = _kept_names

@@ -29,13 +29,13 @@ from suite.cluster.session import (
 )
 from suite.cluster.shared import check_home_is_shared, open_mirror, remove_on_all_nodes
 from suite.config.sweep import SweepConfig
-from suite.config.training import Partitioning
+from suite.config.training import Partitioning, TrainingConfig
 from suite.config.variables import environment
-from suite.errors import ConfigError, StorageError
+from suite.errors import ConfigError, ResourceError, StorageError
 from suite.plan.cell_state import CellState, all_over, read_states
 from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
 from suite.plan.events import Listener, Listeners, Outcome
-from suite.plan.gpus import Gpus, as_computed, local_gpus, usable
+from suite.plan.gpus import Gpus, as_computed, local_gpus, missing_for_offload, no_offload, usable
 from suite.plan.partitioning import (
     USABLE_FRAC,
     Decision,
@@ -169,7 +169,7 @@ def run_sweep(
             mirror.push_definition(config.name)
             warn_of_other_runs(config.training, states, layout.device, here=address is None)
             check_measurable(config, layout.device, here=address is None, where=where)
-            gpus = _asked_gpus(layout)
+            gpus = _asked_gpus(layout, config.training)
             memory = partial(_worker_bytes, plan, layout, nodes, gpus)
             sized = replace(plan, config=as_computed(config, gpus))
             decision = decide(sized, layout, memory, home=home, data_root=data_root, where=where)
@@ -356,13 +356,22 @@ def _usable_bytes(plan: Plan, memory: WorkerMemory, partitioning: Partitioning) 
     return int(USABLE_FRAC * worker_bytes)
 
 
-def _asked_gpus(layout: Layout) -> Gpus:
-    """What torch says of the GPUs that are up; those to come are taken to be as good."""
+def _asked_gpus(layout: Layout, training: TrainingConfig) -> Gpus:
+    """What torch says of the GPUs that are up; those to come are taken to be as good.
+
+    Raises:
+        ResourceError: A node's torch cannot use its GPUs, or DeepSpeed cannot offload there.
+    """
     if layout.device != "cuda":
         return Gpus()
     nodes = alive_nodes(with_gpu=True)
     answers = ask_nodes(nodes, local_gpus)
-    return usable({f"node {nodes[node]}": answer for node, answer in answers.items()})
+    gpus = usable({f"node {nodes[node]}": answer for node, answer in answers.items()})
+    if training.offload != "none":
+        for node, missing in ask_nodes(nodes, missing_for_offload).items():
+            if missing:
+                raise ResourceError(f"node {nodes[node]}: {no_offload(missing)}")
+    return gpus
 
 
 def _worker_bytes(plan: Plan, layout: Layout, nodes: Sequence[Node], gpus: Gpus) -> int | None:
