@@ -14,11 +14,15 @@ import torch
 import yaml
 from torch import nn
 
+import suite as package
 from suite.attention import variants
 from suite.cli import main
 from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, MethodChoice, SweepConfig
 from suite.errors import ConfigError, OtherCodeError, OwnCodeError
+from suite.export import export
+from suite.export.card import Facts
+from suite.export.plain import as_plain
 from suite.meters import PhaseMeter
 from suite.petl import get_method, methods
 from suite.petl.own_code import check_own_code, own_code
@@ -28,11 +32,12 @@ from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.train.by_hand import build_spec
 from suite.train.initial import _prepare
-from suite.train.restore import open_trained
+from suite.train.restore import open_trained, restore
 from suite.train.warm import build_warm
 from tests.commands import Suite, blocks, suite
 from tests.records import make_result, make_spec
 from tests.tiny import tiny_choice
+from tests.trained import trained_spec, write_trained
 
 __all__ = ["suite"]
 TINY = {
@@ -296,3 +301,151 @@ def test_a_host_with_another_file_of_ones_own_trains_nothing_and_says_which(
     # A host may have files that the driver does not.
     with pytest.raises(OtherCodeError, match="expected the suite's own code"):
         check_own_code(arm.model_copy(update={"code": None}))
+
+
+# ---- what a trial keeps, and what is sent on ---------------------------------------------------------------------------
+
+
+TEMPER = """
+from torch import nn, ones
+from suite.attention._route import HeadTransform, route
+from suite.attention.base import Options, Variant
+
+class Temper(HeadTransform):
+    def __init__(self, like):
+        super().__init__()
+        self.scale = nn.Parameter(ones(1, dtype=like.dtype, device=like.device))
+
+    def forward(self, q, k, v):
+        return q * self.scale, k, v
+
+class TemperVariant(Variant[Options]):
+    description, source, Config = "a learned temperature", "ours", Options
+
+    def convert(self, model, family):
+        for site in family.attention_sites(model):
+            route(site.module, Temper(next(site.module.parameters())))
+"""
+NEW = """
+    def new_parameters(self, model, family):
+        return [p for name, p in model.named_parameters() if name.endswith("scale")]
+"""
+LORA_NORM = """
+from suite.petl.lora import Lora
+
+class LoraNorm(Lora):
+    description, source = "LoRA and norms", "ours"
+
+    def attach(self, model, family):
+        model = super().attach(model, family)
+        for _, norm in family.norms(model):
+            norm.weight.requires_grad_(True)
+        return model
+
+    def expected_trainable(self, model, family):
+        norms = sum(norm.weight.numel() for _, norm in family.norms(model))
+        return super().expected_trainable(model, family) + norms
+"""
+
+
+def test_a_parameter_that_a_variant_of_ones_own_adds_is_trained_or_told(
+    suite: Suite, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = mine / "attention/temper.py"
+    file.write_text(TEMPER)
+    arm = ("params", "--backbone", "minilm", "--method", "bitfit", "--attention", "temper")
+    code, _, err = suite(*arm)
+    assert code == 2
+    assert err.startswith(f"error: {file}: attention variant temper adds the parameter ")
+    file.write_text(TEMPER + NEW)
+    monkeypatch.setattr(variants, "_scanned", None)
+    code, out, err = suite(*arm, "--format", "json")
+    assert code == 0, err
+    plain = json.loads(suite(*arm[:-2], "--format", "json")[1])
+    # one in each of the six layers
+    assert json.loads(out)["trainable"] == plain["trainable"] + 6
+
+
+def test_a_wrapper_of_ones_own_without_a_config_is_told_at_once(suite: Suite, mine: Path) -> None:
+    file = mine / "petl/scale_norms.py"
+    wrapped = "wrapped = nn.Module()\n        wrapped.inner = model\n        return wrapped"
+    file.write_text(file.read_text().replace("return model", wrapped))
+    code, _, err = suite("params", "--backbone", "minilm", "--method", "scale-norms")
+    assert code == 2 and "returns a Module without `config`" in err
+
+
+def test_a_buffer_that_changes_is_told_because_a_trial_keeps_parameters_alone() -> None:
+    class Whitened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+    method: Any = SimpleNamespace(name="whiten", prepare=lambda model, *_: model.norm(torch.eye(2)))
+    given: Any = SimpleNamespace(family=None)
+    with pytest.raises(OwnCodeError, match=r"^prepare of method whiten changed the buffer norm\."):
+        _prepare(Whitened(), method, given, iter(()), device="cpu", meter=given)
+
+
+def test_a_variant_of_ones_own_is_a_plain_model_only_if_it_says_so(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    spec = trained_spec("full", "bert", attention=AttentionChoice(name="first-head"))
+    folder, _ = write_trained(home, own_spec(spec))
+    assert as_plain(restore(folder, home)) is None
+    file = mine / "attention/first_head.py"
+    said = "    Config = FirstHeadOptions\n"
+    file.write_text(file.read_text().replace(said, f"{said}    is_plain_folded = True\n"))
+    monkeypatch.setattr(variants, "_scanned", None)
+    folder, _ = write_trained(home, own_spec(spec))
+    assert as_plain(restore(folder, home)) is not None
+
+
+def test_a_method_of_ones_own_that_trains_more_than_its_parent_is_exported_whole(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = mine / "petl/lora_norm.py"
+    file.write_text(LORA_NORM)
+    home = Home(tmp_path / "home")
+    folder, model = write_trained(home, own_spec(trained_spec("lora-norm", "bert")))
+    # Norms that moved by next to nothing change no answer.
+    monkeypatch.setattr("suite.export.same.TOLERANCES", {torch.float32: 1e9})
+    written = export(restore(folder, home), tmp_path / "out", Facts())
+    assert written.description.format == "suite"
+    loaded = dict(package.load(tmp_path / "out").model.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(loaded[name], parameter)
+    file.write_text(LORA_NORM + "# another version\n")
+    monkeypatch.setattr(methods, "_scanned", None)
+    with pytest.raises(OtherCodeError, match="got your files with hash"):
+        package.load(tmp_path / "out")
+
+
+def own_spec(spec: TrialSpec) -> TrialSpec:
+    """The trial with the hash of the user's files as they are now."""
+    code = own_code(spec.arm.backbone, spec.arm.attention, spec.arm.method, where="here")
+    return spec.model_copy(update={"arm": spec.arm.model_copy(update={"code": code})})
+
+
+def test_a_mistake_in_a_search_space_of_ones_own_is_not_blamed_on_the_sweep(mine: Path) -> None:
+    (mine / "search_spaces/scale-norms.yaml").write_text(
+        "description: gains\nsource: ours\nlearning_rate: {low: 1.0e-4, high: 3.0e-2}\n"
+        "architectures: [{lst: 3}]\n"
+    )
+    config = SweepConfig(
+        name="mine",
+        backbones=[tiny_choice("bert")],
+        methods=[MethodChoice(name="scale-norms")],
+        tasks=["sst2"],
+    )
+    said = r"scale-norms: architectures of its search space: .*unknown key 'lst'; did you mean last"
+    with pytest.raises(ConfigError, match=said):
+        make_plan(config, where="mine.yaml")
+
+
+def test_an_option_of_ones_own_with_a_capital_name_is_named(suite: Suite, mine: Path) -> None:
+    file = mine / "petl/scale_norms.py"
+    file.write_text(file.read_text().replace("last:", "K:").replace("config.last", "config.K"))
+    arm = ("--backbone", "minilm", "--method", "scale-norms", "--set", "architecture.K=x")
+    code, _, err = suite("params", *arm)
+    assert code == 2 and "K: Input should be a valid integer" in err

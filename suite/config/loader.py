@@ -211,7 +211,7 @@ def validate(
     try:
         return model.model_validate(dict(data))
     except ValidationError as error:
-        faults = _joined(error.errors())
+        faults = _joined(error.errors(), model)
         messages = [_explain(model, fault, where, lines or {}) for fault in faults]
         # each alternative of a union gives the same error
         raise ConfigError("\n".join(dict.fromkeys(messages))) from None
@@ -219,7 +219,7 @@ def validate(
 
 def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> str:
     """Put one of pydantic's errors into our words."""
-    loc = _loc(error)
+    loc = _loc(error, model)
     key = ".".join(map(str, loc))
     place = _place(loc, where, lines)
     got = error.get("input")
@@ -252,12 +252,12 @@ def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> st
     return f"{place}: {message}"
 
 
-def _joined(errors: Iterable[Any]) -> list[Any]:
+def _joined(errors: Iterable[Any], model: type[BaseModel]) -> list[Any]:
     """Pydantic's errors, with one for all alternatives of a union: each says what it allows."""
     found: list[Any] = []
     first: dict[Key, Any] = {}
     for error in errors:
-        loc = _loc(error)
+        loc = _loc(error, model)
         # An alternative's error ends with the alternative itself.
         if loc == error["loc"]:
             found.append(error)
@@ -269,11 +269,13 @@ def _joined(errors: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _loc(error: Any) -> Key:
+def _loc(error: Any, model: type[BaseModel]) -> Key:
     """The key that an error is about, without the types that pydantic puts among its parts."""
     kept = []
-    for part in error["loc"]:
-        if not _is_union_tag(part):
+    for at, part in enumerate(error["loc"]):
+        # A key may look like a type: `K`.
+        is_key = at == 0 and part in model.model_fields
+        if is_key or not _is_union_tag(part):
             kept.append(part)
     # The last part of an unknown key's place is the key itself, whatever it looks like.
     if error["type"] == "extra_forbidden" and _is_union_tag(error["loc"][-1]):

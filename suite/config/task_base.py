@@ -188,8 +188,8 @@ class LabelConfig(Strict):
         # exactly one of them says what kind of answer it is
         if (self.words is None) == (self.range is None):
             raise ValueError(
-                "give either words (classification) or range (regression); "
-                "only files of your own are searched for their words"
+                "give either words (classification, one for each of `choices`) or range "
+                "(regression); words are found for classification on files of your own alone"
             )
         # a model that writes the word could not say which of two classes it means
         if self.words is not None and len(set(self.words)) < len(self.words):

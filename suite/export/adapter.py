@@ -33,6 +33,7 @@ from suite.export.base import base_name, open_base, start_backbone
 from suite.export.description import BASE, Description
 from suite.export.own import assemble
 from suite.files import read_json, write_json
+from suite.petl import methods
 from suite.petl._quiet import without_noise
 from suite.petl.peft_method import UNUSABLE, check_shadow, peft_types
 from suite.train.restore import Restored
@@ -146,11 +147,26 @@ def write_adapter(
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     # safetensors refuses tensors that share memory.
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
+    if methods.digest(type(restored.method)) is not None:
+        _check_whole(restored.model, tensors)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config.inference_mode = True
     config.base_model_name_or_path = where  # get_peft_model put a path of this machine here
     config.revision = description.base_identity.get("commit")
     config.save_pretrained(str(folder))
+
+
+def _check_whole(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Check that the file has all that trained: a user's method may train more than its parent.
+
+    Raises:
+        PeftCannotHoldError: A trained tensor is not among those of the file.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if not any(torch.equal(parameter.detach(), tensor) for tensor in tensors.values()):
+            raise PeftCannotHoldError(f"peft's file has no place for {name}")
 
 
 def _point_to_base(folder: Path) -> None:

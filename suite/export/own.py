@@ -20,6 +20,7 @@ from suite.errors import CheckpointError
 from suite.export.base import found_by_name, open_base, prepare_to_save, start_backbone
 from suite.export.description import BASE, TENSORS, BasePlace, Description
 from suite.petl.arm import build_arm
+from suite.petl.own_code import check_own_code
 from suite.train.restore import Restored
 
 # Seed of a rebuild: whatever is drawn with it differs from what the trial drew.
@@ -93,8 +94,13 @@ def load_own(description: Description, folder: Path) -> nn.Module:
 
 
 def assemble(description: Description, folder: Path) -> nn.Module:
-    """Build the arm before training, in its precision; its random parts mean nothing."""
+    """Build the arm before training, in its precision; its random parts mean nothing.
+
+    Raises:
+        OtherCodeError: This host has other files of the user's than the arm was made from.
+    """
     arm = description.arm
+    check_own_code(arm)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model, _ = build_arm(

@@ -47,6 +47,10 @@ def as_plain(restored: Restored) -> Plain | None:
     variant = variants.get(attention.name).configure(attention.options)
     if not variant.is_plain_folded:
         return None
+    # A variant of the user's own says so itself: two short rows may agree where long ones do not.
+    kind = type(variant)
+    if variants.digest(kind) is not None and "is_plain_folded" not in vars(kind):
+        return None
     family = restored.resolved.family
     head = restored.objective.head
     # Only names are compared here, so the model needs no numbers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from suite.attention import variants
 from suite.attention.base import Variant
@@ -89,7 +91,9 @@ def build_arm(
     check_pair(resolved, variant, petl, pretrained=pretrained)
     model = build(resolved, head, meta=meta, random_start=random_start)
     family = resolved.family
+    known = {name for name, _ in model.named_parameters()}
     variant.convert(model, family)
+    _check_new(model, variant, known)
     new: list[nn.Parameter] = []
     if weights is not None:
         load_weights(model, family, weights)
@@ -105,6 +109,26 @@ def build_arm(
     return trained, petl
 
 
+def _check_new(model: nn.Module, variant: Variant[Any], known: Collection[str]) -> None:
+    """Check that a variant of the user's own says what it adds.
+
+    Raises:
+        OwnCodeError: It adds a parameter and has no `new_parameters`: no method would train it.
+    """
+    kind = type(variant)
+    if variants.digest(kind) is None or kind.new_parameters is not Variant.new_parameters:
+        return
+    for name, _ in model.named_parameters():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        # Maps that take the place of others, under whatever name, are made from them.
+        if name not in known and not isinstance(owner, (nn.Linear, Conv1D)):
+            raise OwnCodeError(
+                f"{inspect.getsourcefile(kind)}: attention variant {variant.name} adds the"
+                f" parameter {name}, and nothing trains it: define new_parameters(self, model,"
+                " family), which returns what every method trains ([] = it stays as it is)"
+            )
+
+
 def _attached(petl: Method[Any], model: PreTrainedModel, family: Family) -> nn.Module:
     """The model to train, as the method makes it.
 
@@ -117,6 +141,13 @@ def _attached(petl: Method[Any], model: PreTrainedModel, family: Family) -> nn.M
         raise OwnCodeError(
             f"{code.co_filename}:{code.co_firstlineno}: attach of method {petl.name} returns"
             f" {trained!r}, expected the model to train, an nn.Module"
+        )
+    if not hasattr(trained, "config"):
+        code = type(petl).attach.__code__
+        raise OwnCodeError(
+            f"{code.co_filename}:{code.co_firstlineno}: attach of method {petl.name} returns a"
+            f" {type(trained).__name__} without `config`, which exports read: set it to"
+            " model.config"
         )
     return trained
 

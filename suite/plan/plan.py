@@ -387,6 +387,8 @@ def _method(
         # Not when the file is read: only classes know the names of a user's own methods.
         if space.near is not None:
             get_method(space.near.method, where=f"{place}: near of its search space")
+        if not given:
+            place = f"{place}: architectures of its search space"
         given, learning_rate = given or space.architectures, learning_rate or space.learning_rate
     # One choice, so no contest: the one that the search space lists first.
     if config.architectures == "first":

@@ -19,6 +19,7 @@ from suite.clock import CLOCK
 from suite.config.hashing import short_hash
 from suite.data.objective import Objective
 from suite.data.prepare import Prepared
+from suite.errors import OwnCodeError
 from suite.files import make_once, replacing, write_json
 from suite.meters import LocalPhase, PhaseMeter, combine, hardware
 from suite.petl.base import Method
@@ -28,6 +29,7 @@ from suite.registry import own_code_named
 from suite.train.build import build_model
 from suite.train.fingerprint import frozen_fingerprint, place_sum
 from suite.train.process_group import all_agree, gather_objects
+from suite.train.shards import stored_buffers
 
 # 1: weights alone; 2: with what they cost; 3: LST walks through all blocks.
 FORMAT = 3
@@ -223,13 +225,15 @@ def _prepare(
     """Let the method prepare the model; return the weights that it changed, by name.
 
     Raises:
-        OwnCodeError: A method of the user's own raises something else.
+        OwnCodeError: A method of the user's own raises something else, or changes a buffer.
     """
     before = _sums(model)
+    buffers = buffer_sums(model)
     model.to(device)
     with ExitStack() as watching, own_code_named():
         method.prepare(model, resolved.family, _watched(rows, meter, watching), _loss)
     model.to("cpu")
+    check_buffers(model, buffers, f"prepare of method {method.name}")
     after = _sums(model)
     changed = {}
     for name, parameter in model.named_parameters():
@@ -245,6 +249,32 @@ def _sums(model: nn.Module) -> dict[str, int]:
     A start that reads data may move a part of the frozen weights into the adapters.
     """
     return {name: place_sum(p.detach().reshape(-1), 0) for name, p in model.named_parameters()}
+
+
+def buffer_sums(model: nn.Module) -> dict[str, int]:
+    """A fingerprint of every buffer that is stored with the parameters, by name."""
+    return {name: place_sum(b.reshape(-1), 0) for name, b in stored_buffers(model).items()}
+
+
+def check_buffers(model: nn.Module, before: Mapping[str, int], who: str) -> None:
+    """Check that stored buffers are as they were.
+
+    A trial keeps the parameters that trained, and what was prepared is put into those of the next.
+
+    Args:
+        model: With its buffers of now.
+        before: Their `buffer_sums` of then.
+        who: What ran in between, for the error.
+
+    Raises:
+        OwnCodeError: One has changed.
+    """
+    for name, found in buffer_sums(model).items():
+        if before.get(name, found) != found:
+            raise OwnCodeError(
+                f"{who} changed the buffer {name}, and a trial keeps parameters only: make it an"
+                " nn.Parameter; running statistics, as of BatchNorm, cannot be kept"
+            )
 
 
 def _watched(

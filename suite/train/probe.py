@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import nn
+from transformers.utils.generic import ModelOutput
 
 from suite.backbones.heads import Head
 from suite.backbones.loading import ResolvedBackbone, weights_folder
 from suite.data.objective import Objective
+from suite.errors import OwnCodeError
 from suite.record.spec import TrialSpec
 from suite.train.build import build_model
 from suite.train.engine import Engine, whole_numel
@@ -56,6 +58,11 @@ def probe(engine: Engine, objective: Objective, data: Dataset) -> Probe:
     model = engine.module.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
         output = model(**inputs)
+    if not isinstance(output, ModelOutput) or output.get("loss") is None:
+        raise OwnCodeError(
+            f"forward of {type(model).__name__} returns a {type(output).__name__}, expected an"
+            " output of transformers with `loss`, as the model gives that was handed to attach"
+        )
     found: Probe = gather_objects(digest_of(output))[0]
     return found
 

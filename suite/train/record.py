@@ -22,6 +22,7 @@ from suite.record.result import (
 from suite.train.evaluate import Evaluation
 from suite.train.frozen_states import PHASE as STATES
 from suite.train.initial import PHASE as PREPARE
+from suite.train.initial import check_buffers
 from suite.train.running_trial import UNSCORED_STEPS, RunningTrial
 from suite.train.warm import Warm
 
@@ -38,11 +39,14 @@ def build_result(
 
     Raises:
         AssertionError: Frozen weights changed: the result would not be the method's.
+        OwnCodeError: A buffer changed, which neither the best weights nor an export would have.
     """
     progress, warm = run.progress, run.warm
     frozen = warm.engine.fingerprint(trained=False)
     if frozen != warm.engine.frozen_fingerprint:
         raise AssertionError("frozen weights changed during training")
+    trained_by = f"training of method {run.spec.arm.method}"
+    check_buffers(warm.engine.module, warm.initial_buffers, trained_by)
     phases, missing = run.accounts()
     made = {}
     for phase, record in ((PREPARE, warm.preparation), (STATES, warm.kept)):

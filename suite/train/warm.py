@@ -37,7 +37,7 @@ from suite.train.engine import Engine
 from suite.train.engine_config import uses_bf16
 from suite.train.fingerprint import frozen_fingerprint
 from suite.train.frozen_states import KeptStates, keep_states
-from suite.train.initial import initial_model
+from suite.train.initial import buffer_sums, initial_model
 from suite.train.precision import autocast_forwards
 from suite.train.probe import Probe, probe, strays
 from suite.train.process_group import all_agree, gather_objects
@@ -61,6 +61,7 @@ class Warm:
         kept: What it cost to compute `states`; None = there are none.
         initial: Folder of step 0, in which each rank reads what it wrote.
         initial_digest: Fingerprint of the trained weights at step 0; a reset must reproduce it.
+        initial_buffers: `buffer_sums` at step 0.
         start_output: What the model answers at step 0; training must change it.
         strays: Parameters that train and should not, or the other way round.
         pristine: Whether the engine still is at step 0.
@@ -82,6 +83,7 @@ class Warm:
     preparation: PreparationRecord | None
     initial: Path
     initial_digest: str
+    initial_buffers: dict[str, int]
     start_output: Probe
     strays: list[str]
     states: KeptStates | None = None
@@ -188,6 +190,7 @@ class Warm:
         """Take the engine's weights for step 0 of a trial's seed. Collective."""
         self.engine.save(self.initial, alone=True)
         self.initial_digest = self.engine.fingerprint(trained=True)
+        self.initial_buffers = buffer_sums(self.engine.module)
         train = self.data.split("train", confirm=False)
         self.start_output = probe(self.engine, self.objective, train)
         self.seed = spec.seed
@@ -287,6 +290,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
         preparation=preparation,
         initial=initial,
         initial_digest=engine.fingerprint(trained=True),
+        initial_buffers=buffer_sums(engine.module),
         start_output=probe(engine, objective, data.split("train", confirm=False)),
         strays=strays(engine, spec, resolved, objective.head, weights=weights),
         states=states,
