@@ -257,6 +257,26 @@ def test_estimating_allocates_nothing_of_the_models_size() -> None:
 # measuring
 
 
+def test_each_gate_of_reads_recurrence_costs_the_same_products() -> None:
+    """torch's fused LSTM is one operation, whose products no counter would see."""
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    forward = []
+    step = []
+    for cell in ("rnn", "gru", "lstm"):  # one gate, three, four
+        (arm,) = choose(
+            ["bert-base"],
+            ["read"],
+            ["pretrained"],
+            architectures={"read": {"cell": cell, "hidden": 32}},
+            shape={**shape, "num_attention_heads": 4},
+        )
+        found = estimate(arm, Setting(batch=2, seq=8, zero=0))
+        forward.append(found.forward_flops)
+        step.append(found.step_flops)
+    for rnn, gru, lstm in (forward, step):
+        assert gru - rnn == 2 * (lstm - gru) > 0
+
+
 @pytest.fixture(scope="module")
 def measured() -> list[ArmProfile]:
     """Two arms that fit, one of parts that do not go together, and one that is too large."""
