@@ -219,9 +219,7 @@ def factor_of(site: AttentionSite) -> nn.Parameter:
 
 @pytest.fixture
 def _scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        arms, "variants", type("Registry", (), {"get": staticmethod(lambda name: Scaled)})
-    )
+    monkeypatch.setattr(arms.variants, "get", lambda name: Scaled)
 
 
 @pytest.mark.usefixtures("_scaled")
