@@ -291,8 +291,9 @@ def _count(node: Node, bundle: Mapping[str, float]) -> int:
         count = 0
         if name == "GPU" and amount < 1:
             # No part of a GPU reaches over to another one.
-            count = int(here + FIT_EPS) * _times(1.0, amount)
-            here %= 1
+            whole = int(here + FIT_EPS)
+            count = whole * _times(1.0, amount)
+            here = max(0.0, here - whole)
         counts.append(count + _times(here, amount))
     return max(0, min(counts))
 
