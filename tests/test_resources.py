@@ -390,7 +390,9 @@ def test_the_interface_is_that_of_the_hosts_address_or_the_one_named(
 
 def test_ranks_of_one_machine_talk_over_loopback_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.delenv(name, raising=False)
+        # Set first: what was not there is otherwise not taken away again after the test.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     use_loopback()
     assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo"
 
