@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from suite.cli.estimate import estimate
-from suite.cli.sizes import ROWS, TOKENS_PER_WORD, WORDS
+from suite.cli.sizes import ROWS, TOKENS_PER_WORD, WORDS, published_tokens
 from suite.cli.work import CPU_TFLOPS, GPU_TFLOPS, Work, arm_work, device_hours, steps_at_most
 from suite.config.sweep import LimitConfig, SweepConfig
 from suite.config.task import HubData, load_task
@@ -61,6 +61,14 @@ def test_running_text_is_counted_in_blocks() -> None:
     assert steps_at_most(config(training=training, limit={"train": 50}), task) is None, (
         "rows of a limit have unknown lengths"
     )
+
+
+def test_the_tokens_of_running_text_are_a_bound() -> None:
+    data = load_task("ptb").data
+    assert isinstance(data, HubData)
+    tokens = published_tokens(data)
+    assert tokens is not None
+    assert tokens >= 1_245_310, "what a byte-level BPE of 4,000 makes of Penn Treebank"
 
 
 def test_a_data_set_that_is_not_listed_has_an_unknown_size() -> None:

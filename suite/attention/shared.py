@@ -61,7 +61,8 @@ class SharedOptions(LayeredOptions):
     drop_query: bool = Field(
         True,
         description="sharing layers have no query projection"
-        " (ours; the official code keeps and discards it)",
+        " (ours; the official code computes and discards it: false counts it as trained, though its"
+        " gradient is 0)",
     )
 
     @model_validator(mode="after")
