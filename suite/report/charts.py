@@ -101,21 +101,7 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     rows = [row for row in report.scored(task) if row[cost.key]]
     if not rows:
         return None
-    admitted = [row for row in report.admitted(task) if row[cost.key]]
-    front: list[Row] = []
-    said_of_front = (
-        "No Pareto front: energy was not measured in one way, or not on one machine, for all arms."
-    )
-    if cost.key != "energy_kwh" or not admitted or values.comparable_energy(admitted):
-        # A rejected score may be wrong, and a failed one lacks the seeds that went wrong. Neither
-        # must keep other arms off the front.
-        front = pareto(admitted, cost.key, higher_is_better=report.higher_is_better(task))
-        said_of_front = "No Pareto front: no row counts."
-        if front:
-            said_of_front = (
-                "On the Pareto front (dotted), where no arm scores better at less cost:"
-                f" {listed(report.label(row) for row in front)}."
-            )
+    front, said_of_front = _front(report, task, cost)
     named = rows
     if len(rows) > MOST_LABELS:
         named = front[:MOST_LABELS]
@@ -148,16 +134,6 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     if flawed:
         text += f" Hollow: {flawed}; on no front."
 
-    # Rejected and failed rows stay in the table: `admitted` and `status` say what they are.
-    table_rows = []
-    for row in report.labelled(rows):
-        table_rows.append(row | {cost.column: row[cost.key] * cost.factor})
-    for table_row, row in zip(table_rows, rows, strict=True):
-        table_row["on_front"] = row in front
-    columns = ARM_COLUMNS | SCORE_COLUMNS
-    columns[cost.column] = cost.meaning
-    columns["energy_source"] = "how energy was measured"
-    columns["on_front"] = "on the Pareto front"
     over = task
     if task == MEAN:
         over = "mean over tasks"
@@ -168,10 +144,42 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
         x=_axis_with_margins(f"{cost.title}, {scale.unit}", cost.of_all(rows, scale)),
         y=score_axis(report, task),
         marks=marks,
-        table=Table(f"score-{cost.word}", f"Test score and {cost.word}", columns, table_rows),
+        table=_cost_table(report, rows, cost, front),
         height=320,
         legend=False,
     )
+
+
+def _front(report: Report, task: str, cost: Cost) -> tuple[list[Row], str]:
+    """Rows for which no other scores better at less cost, and the sentence that says so."""
+    # A rejected score may be wrong, and a failed one lacks the seeds that went wrong. Neither must
+    # keep other arms off the front.
+    admitted = [row for row in report.admitted(task) if row[cost.key]]
+    if cost.key == "energy_kwh" and admitted and not values.comparable_energy(admitted):
+        return [], (
+            "No Pareto front: energy was not measured in one way, or not on one machine, for all"
+            " arms."
+        )
+    front = pareto(admitted, cost.key, higher_is_better=report.higher_is_better(task))
+    if not front:
+        return [], "No Pareto front: no row counts."
+    names = listed(report.label(row) for row in front)
+    return front, (
+        f"On the Pareto front (dotted), where no arm scores better at less cost: {names}."
+    )
+
+
+def _cost_table(report: Report, rows: list[Row], cost: Cost, front: list[Row]) -> Table:
+    # Rejected and failed rows stay in the table: `admitted` and `status` say what they are.
+    table_rows = []
+    for labelled, row in zip(report.labelled(rows), rows, strict=True):
+        priced = {cost.column: row[cost.key] * cost.factor, "on_front": row in front}
+        table_rows.append(labelled | priced)
+    columns = ARM_COLUMNS | SCORE_COLUMNS
+    columns[cost.column] = cost.meaning
+    columns["energy_source"] = "how energy was measured"
+    columns["on_front"] = "on the Pareto front"
+    return Table(f"score-{cost.word}", f"Test score and {cost.word}", columns, table_rows)
 
 
 def _flawed(rows: Sequence[Row]) -> str:
