@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -421,6 +422,25 @@ def test_a_failed_pretrain_run_fails_its_cells_with_its_reason(home: Home) -> No
         0,
     )
     assert cells[2].pretrain is None
+
+
+def test_a_finished_run_without_its_weights_is_named_before_any_trial(
+    home: Home, toy_roots: Path
+) -> None:
+    from suite.tune.driver import run_sweep
+
+    plan = planned()
+    (run,) = plan.pretrains
+    folder = home.trial(run)
+    folder.write_spec(run)
+    folder.write_result(result_of(run))
+    says = f"{re.escape(str(folder.weights))}: lost or changed since it was written; remove its"
+    with pytest.raises(ConfigError, match=says):
+        show_plan(plan.config, where="toy.yaml", home=home.path, address="none", fmt=Format.TABLE)
+    with pytest.raises(ConfigError, match=says):
+        run_sweep(plan.config, home=home, data_root=toy_roots)
+    folder.weights.touch()
+    show_plan(plan.config, where="toy.yaml", home=home.path, address="none", fmt=Format.TABLE)
 
 
 @pytest.mark.usefixtures("toy_roots")

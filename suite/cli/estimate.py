@@ -39,6 +39,7 @@ def show_plan(
     home: Path,
     data_root: Path | None = None,
     address: str | None,
+    storage: str | None = None,
     fmt: Format,
 ) -> None:
     """Print the cells, then resources, trials, cost and what the verdicts could tell apart.
@@ -55,6 +56,7 @@ def show_plan(
     from suite.plan.preflight import (
         check_home,
         check_local_data,
+        check_pretrained,
         check_records,
         warn_of_other_runs,
         warn_of_untried,
@@ -83,6 +85,8 @@ def show_plan(
     check_definition(plan, place)
     states = read_states(plan, place)
     check_records(states, place)
+    if storage is None:
+        check_pretrained(states)
     warn_of_other_runs(config.training, states, None if layout is None else layout.device)
     warn_of_untried(plan)
     check_local_data(plan, data_root=data_root)

@@ -83,6 +83,7 @@ def run(
             home=home,
             data_root=data_root,
             address=address,
+            storage=storage,
             fmt=fmt,
         )
     asked = Asked(

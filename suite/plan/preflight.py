@@ -21,7 +21,7 @@ from suite.plan.resources import Node
 from suite.record.cells import lost_specs
 from suite.record.folder import PARTS, Home
 from suite.record.provenance import COMPARED_VERSIONS, versions
-from suite.record.result import MEND, MEND_SPEC
+from suite.record.result import LOST_WEIGHTS, MEND, MEND_SPEC
 
 if TYPE_CHECKING:
     from suite.backbones.loading import ResolvedBackbone
@@ -99,6 +99,26 @@ def check_records(states: Mapping[str, CellState], home: Home) -> None:
                 found[result.damaged] = None
     if found:
         raise ConfigError("\n".join([*found, f"nothing was run; {MEND}"]))
+
+
+def check_pretrained(states: Mapping[str, CellState]) -> None:
+    """Refuse to go on where trials are left that need the weights of a pretrain run, lost since.
+
+    This looks whether they are there; a trial that reads them checks their bytes. With a storage
+    they need not lie here.
+
+    Raises:
+        ConfigError: A finished pretrain run has no weights. The message names them all.
+    """
+    lost: dict[str, None] = {}  # cells share their pretrain runs
+    for state in states.values():
+        run = state.pretrain
+        if run is None or not run.ready or state.status.is_over:
+            continue
+        if not run.folder.weights.is_file():
+            lost[f"{run.folder.weights}: {LOST_WEIGHTS}"] = None
+    if lost:
+        raise ConfigError("\n".join(lost))
 
 
 def warn_of_other_runs(

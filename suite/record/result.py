@@ -36,6 +36,10 @@ MEND_SPEC = (
     "copy the file back from where it is whole (a backup, or suite sync --storage after its folder "
     f"was removed here), or remove the folder ({EVERYWHERE}), and the trial runs again"
 )
+LOST_WEIGHTS = (
+    f"lost or changed since it was written; remove its folder ({EVERYWHERE}) to train it again"
+)
+"""What is said of the weights of a pretrain run, after their path."""
 
 
 class Status(StrEnum):

@@ -22,7 +22,7 @@ from suite.data.make_objective import objective_of
 from suite.data.objective import Objective
 from suite.data.prepare import Prepared, prepare
 from suite.data.trained_tokenizer import open_backbone
-from suite.errors import EVERYWHERE, CheckpointError, IncompatibleError
+from suite.errors import CheckpointError, IncompatibleError
 from suite.files import sha256
 from suite.meters import PhaseMeter, release_memory
 from suite.petl import get_method
@@ -30,7 +30,7 @@ from suite.petl._frozen import without_dropout
 from suite.petl.arm import task_head
 from suite.petl.own_code import check_own_code
 from suite.record.folder import TrialFolder
-from suite.record.result import PreparationRecord, PretrainRecord
+from suite.record.result import LOST_WEIGHTS, PreparationRecord, PretrainRecord
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.train.engine import Engine
@@ -338,10 +338,7 @@ def read_pretrain(folder: TrialFolder) -> PretrainRecord:
             "suite run trains them before its cells"
         )
     if not folder.weights.is_file() or sha256(folder.weights) != result.weights_sha256:
-        raise CheckpointError(
-            f"{folder.weights}: lost or changed since it was written; "
-            f"remove {folder.path} ({EVERYWHERE}) to train it again"
-        )
+        raise CheckpointError(f"{folder.weights}: {LOST_WEIGHTS}")
     train = result.phases["train"]
     return PretrainRecord(
         checkpoint=folder.hash,

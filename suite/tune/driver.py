@@ -49,6 +49,7 @@ from suite.plan.preflight import (
     check_data,
     check_gpus_are_up,
     check_home,
+    check_pretrained,
     check_records,
     warn_of_other_runs,
     warn_of_untried,
@@ -150,6 +151,8 @@ def run_sweep(
             return _nothing_left(plan, home, listener)
 
         # Everything that can be found wrong is found before Ray starts the first worker.
+        if storage is None:
+            check_pretrained(states)
         warn_of_untried(plan)
         check_data(plan, cache=home.cache, data_root=data_root)
         mirror.push_tokenizers()
