@@ -447,7 +447,7 @@ def _write(path: Path, text: str) -> None:
 def _say_what_next(path: Path, plan: Plan, own: _OwnTask | None) -> None:
     if own is not None:
         put(f"{own.path}: {own.found}")
-    put(f"{path}: {len(plan.cells)} cells, {plan.total_trials} trials at least")
+    put(f"{path}: {len(plan.cells)} cells, {plan.total_trials} trials planned")
     put("next:")
     if own is not None:
         put(f"  suite task check {own.path.stem}   what a model reads, and what is odd")
