@@ -407,7 +407,16 @@ def test_bitfit_gives_every_head_a_bias_that_is_pooled_with_it(form: Form) -> No
 
 
 @pytest.mark.parametrize(
-    "method", ["peft:loha", "peft:hra", "peft:adamss", "peft:deft", "peft:frod"]
+    "method",
+    [
+        "peft:loha",
+        "peft:hra",
+        "peft:adamss",
+        "peft:corda",
+        "peft:deft",
+        "peft:frod",
+        "peft:lora-ga",
+    ],
 )
 def test_methods_that_compute_with_the_unfolded_weight_are_refused_before_a_worker_starts(
     method: str,

@@ -106,8 +106,9 @@ UNUSABLE_OPTIONS = {
     "use_qalora": "it needs a quantised backbone, and is plain LoRA without one",
 }
 """Options with which peft would train something else than they say, often plain LoRA."""
-# These work on the rows of a real weight, of which the meta device knows nothing.
-OF_ALL_ROWS = frozenset({"peft:adamss", "peft:deft", "peft:frod"})
+# These work on the rows of a real weight, of which the meta device knows nothing; CorDA and LoRA-GA
+# when they prepare.
+OF_ALL_ROWS = frozenset({"peft:adamss", "peft:corda", "peft:deft", "peft:frod", "peft:lora-ga"})
 REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ImportError)
 """What peft raises when a choice does not fit a backbone; it has no exception of its own."""
 
