@@ -9,7 +9,7 @@ Deviations:
     Algorithm 1's projection of the encoder's state is its network's output map; a third map would
     not give 0.80 %.
     Without recurrence: one complete network per layer, each started from zero, outputs summed (the
-    reading that gives 9.6 %).
+    reading that gives 9.6 %). That count has the hidden-to-hidden weights, whose gradient is 0.
     Encoder-only and decoder-only backbones (not in the paper): the one stack they have, corrected
     like the T5 decoder without attention; BERT's blocks end with their norm, so `merge` makes no
     difference there.
