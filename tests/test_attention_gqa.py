@@ -407,19 +407,21 @@ def test_bitfit_gives_every_head_a_bias_that_is_pooled_with_it(form: Form) -> No
 
 
 @pytest.mark.parametrize(
-    "method",
+    ("method", "architecture"),
     [
-        "peft:loha",
-        "peft:hra",
-        "peft:adamss",
-        "peft:corda",
-        "peft:deft",
-        "peft:frod",
-        "peft:lora-ga",
+        ("peft:loha", {}),
+        ("peft:hra", {}),
+        ("peft:adamss", {}),
+        ("peft:corda", {}),
+        ("peft:deft", {}),
+        ("peft:frod", {}),
+        ("peft:lora-ga", {}),
+        ("peft:lora", {"init_lora_weights": "corda", "corda_config": {}}),
+        ("peft:rslora", {"init_lora_weights": "lora_ga", "lora_ga_config": {}}),
     ],
 )
 def test_methods_that_compute_with_the_unfolded_weight_are_refused_before_a_worker_starts(
-    method: str,
+    method: str, architecture: dict[str, Any]
 ) -> None:
     choice, message = (
         AttentionChoice(name="wgqa"),
@@ -429,7 +431,12 @@ def test_methods_that_compute_with_the_unfolded_weight_are_refused_before_a_work
         check_arm(
             resolved_tiny("bert"),
             make_head("classification"),
-            Arm(backbone=tiny_choice("bert"), attention=choice, method=method),
+            Arm(
+                backbone=tiny_choice("bert"),
+                attention=choice,
+                method=method,
+                architecture=architecture,
+            ),
         )
 
 

@@ -106,9 +106,8 @@ UNUSABLE_OPTIONS = {
     "use_qalora": "it needs a quantised backbone, and is plain LoRA without one",
 }
 """Options with which peft would train something else than they say, often plain LoRA."""
-# These work on the rows of a real weight, of which the meta device knows nothing; CorDA and LoRA-GA
-# when they prepare.
-OF_ALL_ROWS = frozenset({"peft:adamss", "peft:corda", "peft:deft", "peft:frod", "peft:lora-ga"})
+# These work on the rows of a real weight, of which the meta device knows nothing.
+OF_ALL_ROWS = frozenset({"peft:adamss", "peft:deft", "peft:frod"})
 REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ImportError)
 """What peft raises when a choice does not fit a backbone; it has no exception of its own."""
 
@@ -186,7 +185,15 @@ def _define(method_name: str, kind: str) -> type[Method[Any]]:
             if self._start is not None:
                 # as plain LoRA until `prepare`
                 options |= {"init_lora_weights": True, f"{self._start}_config": None}
-            wrapped = _attach(model, family, config_class, options, name=method_name)
+            wrapped = _attach(
+                model,
+                family,
+                config_class,
+                options,
+                name=method_name,
+                # A start that moves the base works on its rows, too, when it prepares.
+                of_all_rows=method_name in OF_ALL_ROWS or self._start in MOVES_BASE,
+            )
             if self._start is not None:
                 check_rank(self._start, wrapped)
             if own.get("lora_fa"):
@@ -426,6 +433,7 @@ def _attach(
     options: dict[str, Any],
     *,
     name: str,
+    of_all_rows: bool,
 ) -> nn.Module:
     config = _peft_config(config_class, options, where=name)
     _check_start(model, options, name=name)
@@ -447,7 +455,7 @@ def _attach(
         # peft's trained copy of the head; the suite trains the head itself
         if isinstance(module, ModulesToSaveWrapper):
             wrapped.set_submodule(place, module.original_module)
-    _check_folded(wrapped, name=name)
+    _check_folded(wrapped, name=name, of_all_rows=of_all_rows)
     _check_butterfly(wrapped, options, name=name)
     if not any(parameter.requires_grad for parameter in wrapped.parameters()):
         raise IncompatibleError(
@@ -532,7 +540,7 @@ def _check_butterfly(wrapped: nn.Module, options: Mapping[str, Any], *, name: st
     )
 
 
-def _check_folded(wrapped: nn.Module, *, name: str) -> None:
+def _check_folded(wrapped: nn.Module, *, name: str, of_all_rows: bool) -> None:
     """Check that what peft puts beside a map fits what an attention variant makes of it.
 
     Attention variants with learned weights over heads have maps that return fewer features than
@@ -559,7 +567,7 @@ def _check_folded(wrapped: nn.Module, *, name: str) -> None:
                 f" {base.out_features} features, so that weights for them would never train; name"
                 " the other maps in architecture.target_modules"
             )
-        if name in OF_ALL_ROWS or not _keeps_width(layer):
+        if of_all_rows or not _keeps_width(layer):
             raise IncompatibleError(
                 f"{name}: at {place} it computes with a weight of {rows} rows, which are folded to"
                 f" {base.out_features} features; use a method that leaves the weight alone"
