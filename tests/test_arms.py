@@ -235,6 +235,23 @@ def test_what_a_variant_adds_trains_with_every_method_that_goes_back_through_the
     assert all(not torch.equal(trained_state(toy.model)[name], before[name]) for name in added)
 
 
+@pytest.mark.parametrize(
+    ("variant", "method"),
+    [
+        ("gated", "lora"),
+        ("gated", "peft:lora"),
+        ("gated", "peft:boft"),  # which peft builds on the processor, and not on the meta device
+        ("wgqa", "peft:ia3"),
+    ],
+)
+def test_what_a_variant_adds_is_counted_as_it_trains(variant: str, method: str) -> None:
+    arm = Arm(backbone=tiny_choice("bert"), attention=AttentionChoice(name=variant), method=method)
+    resolved = resolved_tiny("bert")
+    head = make_head("classification")
+    model, _ = build_arm(resolved, head, arm)
+    assert count_arm(resolved, head, arm) == arms.count(model, arms.task_head(model, resolved))
+
+
 @pytest.mark.usefixtures("_scaled")
 def test_read_refuses_what_it_could_not_train_unless_a_pretrain_stage_has_trained_it() -> None:
     with pytest.raises(

@@ -102,11 +102,21 @@ def build_arm(
     if new and not petl.backward_through_backbone:
         check_trained(variant, petl, pretrained=pretrained)
         new = []  # a pretrain run has trained them, and they stay frozen
+    added = _names(new, model)
     trained = _attached(petl, model, family)
     # after attach, which freezes whatever the method does not train
     for parameter in (*new, *task_head(trained, resolved)):
         parameter.requires_grad_(True)
+    # On the meta device peft wraps a copy, which has the same names.
+    for name, parameter in trained.named_parameters():
+        if name.removeprefix("base_model.model.").replace(".base_layer.", ".") in added:
+            parameter.requires_grad_(True)
     return trained, petl
+
+
+def _names(parameters: Collection[nn.Parameter], model: nn.Module) -> set[str]:
+    ids = {id(parameter) for parameter in parameters}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in ids}
 
 
 def _check_new(model: nn.Module, variant: Variant[Any], known: Collection[str]) -> None:
