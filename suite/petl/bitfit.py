@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from suite.backbones.base import Family
+from suite.errors import IncompatibleError
 from suite.petl.base import Architecture, Method, backbone_norms, freeze
 
 Site = Literal["attention", "feed-forward", "norm", "head"]
@@ -46,7 +47,14 @@ class Bitfit(Method[BitfitArchitecture]):
     def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
         freeze(model)
         # a list, because the model changes while a generator would still walk over it
-        for module in list(self._modules(model, family)):
+        modules = list(self._modules(model, family))
+        if not modules:
+            has = sorted({site for site, _ in _biased(model, family)})
+            raise IncompatibleError(
+                f"bitfit: sites {self.config.sites} do not exist in this {family.name} model, which"
+                f" has {has}"
+            )
+        for module in modules:
             if getattr(module, "bias", None) is None:
                 _add_bias(module)
             assert isinstance(module.bias, nn.Parameter)

@@ -308,6 +308,12 @@ def test_wrong_architectures_are_refused_before_weights_are_read(
         )
 
 
+def test_biases_of_maps_that_are_not_there_are_refused() -> None:
+    # a classifier of GPT-2 has neither a language model's head nor a pooler
+    with pytest.raises(IncompatibleError, match=r"sites \['head'\] do not exist .*'attention'"):
+        make_arm("bitfit", "gpt2", "classification", architecture={"sites": ["head"]})
+
+
 @pytest.mark.parametrize(
     ("method", "reason"), [("peft:adalora", "training loop of its own"), ("peft:poly", "task ids")]
 )
