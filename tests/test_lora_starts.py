@@ -93,6 +93,22 @@ def test_a_start_changes_the_adapters_and_not_the_answers(start: str, family: st
             torch.testing.assert_close(a @ a.T, torch.eye(RANK), rtol=0.0, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_corda_reads_every_choice_of_a_row_by_itself(family: str) -> None:
+    resolved, head = resolved_tiny(family), Head("choice")
+    arm = Arm(backbone=resolved.choice, method="peft:corda", architecture={"r": RANK})
+    toy = Toy(*build_arm(resolved, head, arm), resolved, head)
+    texts = [toy.batch(seed=number, size=2) for number in range(24)]
+    # the two texts of a batch become the two choices of one row
+    rows = [{name: tensor[None] for name, tensor in batch.items()} for batch in texts]
+    for row in rows:
+        row["labels"] = torch.zeros(1, dtype=torch.long)
+    before = logits_of(toy.model, rows[0])
+    toy.method.prepare(toy.model, toy.family, rows, loss_of)
+    assert all(layer.lora_B["default"].weight.abs().max() > 0 for layer in layers(toy.model))
+    torch.testing.assert_close(logits_of(toy.model, rows[0]), before, rtol=0.0, atol=ROUNDING)
+
+
 def test_lora_ga_starts_along_the_gradient_of_the_whole_weight() -> None:
     toy = unprepared("peft:lora-ga", "llama")
     other = unprepared("peft:lora-ga", "llama")

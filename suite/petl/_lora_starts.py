@@ -36,6 +36,8 @@ from suite.petl.base import Batch
 ADAPTER = "default"
 MOVES_BASE = frozenset({"corda", "lora_ga"})
 """Starts that take what they put into the adapters out of the frozen weights."""
+OF_WEIGHTS = frozenset({"pissa", "olora"})
+"""Starts that peft takes from a map's own weight."""
 CONFIGS = {"eva": EvaConfig, "corda": CordaConfig, "lora_ga": LoraGAConfig}
 """The class of each start's own options, which stand in the option `<start>_config`."""
 EXAMPLES = 256
@@ -169,7 +171,8 @@ def _start_corda(
     def run() -> None:
         # One by one, because peft takes an input for one text.
         for example in examples:
-            model(**_cut(example))
+            for text in _texts(example):
+                model(**_cut(text))
 
     preprocess_corda(model, config, run)
     for module in layers.values():
@@ -243,6 +246,15 @@ def _joined(rows: list[Batch]) -> Iterator[dict[str, Tensor]]:
                 tensors = [pad(each, (0, longest - each.shape[-1]), value=fill) for each in tensors]
             batch[name] = torch.cat(tensors)
         yield batch
+
+
+def _texts(row: Batch) -> Iterator[Batch]:
+    """A row of one text, or each choice of a row of (1, choices, T) by itself."""
+    if row["input_ids"].ndim == 2:
+        yield row
+        return
+    for choice in range(row["input_ids"].shape[1]):
+        yield {name: tensor[:, [choice]] for name, tensor in row.items() if tensor.ndim > 2}
 
 
 def _cut(row: Batch) -> dict[str, Tensor]:

@@ -49,7 +49,8 @@ from suite.backbones.base import Family
 from suite.backbones.heads import has_own_forward
 from suite.errors import ConfigError, IncompatibleError, UnknownNameError
 from suite.petl._lora_optimizers import MOST_RATIO, freeze_a, loraplus_factors
-from suite.petl._lora_starts import CONFIGS, MOVES_BASE, check_rank, prepare_start
+from suite.petl._lora_starts import CONFIGS, MOVES_BASE, OF_WEIGHTS, check_rank, prepare_start
+from suite.petl._peft_names import adaptable, check_names
 from suite.petl._quiet import without_noise
 from suite.petl.base import Architecture, Batch, Method, freeze, head_parameters, surplus
 
@@ -95,6 +96,10 @@ FORMS: dict[str, dict[str, Any]] = {
 OPTIMIZERS = {"loraplus_lr_ratio": float, "lora_fa": bool}
 """Options of LoRA that peft keeps in its optimizers, and their types; without them plain AdamW."""
 EXPECTED = {float: "a number with a point, as 16.0", bool: "true or false"}
+FACTORS = frozenset(
+    {"alpha", "d_initial", "lora_alpha", "psoft_alpha", "randlora_alpha", "scaling", "shadow_alpha"}
+)
+"""Options that multiply what a method adds to the backbone."""
 UNUSABLE_OPTIONS = {
     "alora_invocation_tokens": "it acts after tokens that no task's inputs hold",
     "arrow_config": "it routes between LoRA adapters that have been trained before",
@@ -194,8 +199,9 @@ def _define(method_name: str, kind: str) -> type[Method[Any]]:
                 # A start that moves the base works on its rows, too, when it prepares.
                 of_all_rows=method_name in OF_ALL_ROWS or self._start in MOVES_BASE,
             )
-            if self._start is not None:
-                check_rank(self._start, wrapped)
+            start = str(options.get("init_lora_weights")).partition("_niter_")[0]
+            if self._start is not None or start in OF_WEIGHTS:
+                check_rank(self._start or start, wrapped)
             if own.get("lora_fa"):
                 freeze_a(wrapped)
             return wrapped
@@ -330,6 +336,14 @@ def _check_usable(
         ConfigError: One does. Where it has its default, as in a stored arm, it asks for nothing.
     """
     check_shadow(architecture, where=where)
+    for key, value in architecture.items():
+        if key in FACTORS and value == 0:
+            raise ConfigError(
+                f"{where}: {key}: got 0, which multiplies what the method adds, so that it would"
+                " never train"
+            )
+        if key.endswith("dropout") and isinstance(value, (int, float)) and not 0 <= value < 1:
+            raise ConfigError(f"{where}: {key}: got {value}, expected at least 0 and below 1")
     if config_class is not LoraConfig:
         return
     default = LoraConfig()
@@ -437,11 +451,16 @@ def _attach(
 ) -> nn.Module:
     config = _peft_config(config_class, options, where=name)
     _check_start(model, options, name=name)
+    if config.peft_type == PeftType.SHADOW and has_own_forward(model):
+        raise IncompatibleError(
+            f"{name}: its network reads one text with one answer only; use another method"
+        )
     if config.is_prompt_learning:
         _set_task(config, model, family, name=name)
         _set_shape(config, model, family)
     else:
         _keep_from_head(config, model, family)
+    check_names(model, family, options, name=name)
     # first, so that only what peft adds or unfreezes trains
     freeze(model)
     try:
@@ -594,17 +613,9 @@ def _remedy(model: PreTrainedModel, error: Exception, *, name: str) -> str:
     """What to type where peft does not know which modules of a backbone to adapt."""
     if "target_modules" not in str(error).lower().replace(" ", "_"):
         return ""
-    parts = set()
-    for place, module in model.base_model.named_modules():
-        # Norms have a class of their own in each family, and all of them hold vectors alone.
-        is_norm = any(p.ndim == 1 for p in module.parameters(recurse=False)) and not isinstance(
-            module, (nn.Linear, Conv1D)
-        )
-        if isinstance(module, (nn.Linear, Conv1D)) or is_norm:
-            parts.add(place.rpartition(".")[2])
     return (
         f"; name them in the sweep: {{name: {name}, architecture: {{target_modules: [...]}}}},"
-        f" with some of {', '.join(sorted(parts))}"
+        f" with some of {', '.join(adaptable(model))}"
     )
 
 

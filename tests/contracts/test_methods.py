@@ -11,6 +11,7 @@ from peft import PromptTuningConfig, TaskType, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from suite.backbones.heads import Head
 from suite.backbones.loading import build, resolve
 from suite.backbones.weights import cast_weights
 from suite.config.arm import Arm
@@ -291,8 +292,29 @@ def test_unknown_names_offer_near_ones() -> None:
         (
             "peft:ia3",
             {"target_modules": ["nothing_like_it"]},
-            r"cannot attach.*target_modules: \[...\].*LayerNorm, .*query",
+            r"target_modules: unknown module 'nothing_like_it'; known: LayerNorm, .*query",
         ),
+        (
+            "peft:lora",
+            {"target_modules": ["query", "valeu"]},
+            r"target_modules: unknown module 'valeu'; did you mean value\?",
+        ),
+        ("peft:lora", {"rank_pattern": {"qeury": 2}}, "rank_pattern: .* did you mean query"),
+        (
+            "peft:lora",
+            {"target_modules": ["query"], "layers_to_transform": [1, 99]},
+            "layers_to_transform: got 99, expected 0 to 1",
+        ),
+        (
+            "peft:lora",
+            {"trainable_token_indices": [384]},
+            "trainable_token_indices: got 384, expected 0 to 383",
+        ),
+        ("peft:trainable-tokens", {"token_indices": [-1]}, "token_indices: got -1, expected 0"),
+        ("peft:lora", {"lora_alpha": 0}, "lora_alpha: got 0, .* never train"),
+        ("peft:vera", {"d_initial": 0}, "d_initial: got 0, .* never train"),
+        ("peft:dora", {"lora_dropout": 1.0}, "lora_dropout: got 1.0, expected .* below 1"),
+        ("peft:pissa", {"r": 33}, "pissa: r 33 needs 33 directions, but there are only 32"),
         ("peft:ln-tuning", {}, "with some of LayerNorm, "),
     ],
 )
@@ -330,6 +352,12 @@ def test_pefts_methods_that_need_more_than_batches_are_refused(method: str, reas
 def test_a_prompt_of_pefts_is_refused_on_decoders(method: str, answer: Answer, fault: str) -> None:
     with pytest.raises(IncompatibleError, match=f"{fault}.* of llama; use method prompt"):
         make_arm(method, "llama", answer, architecture={"num_virtual_tokens": 3})
+
+
+def test_the_shadow_of_a_model_that_compares_choices_is_refused() -> None:
+    choice = resolved_tiny("gpt2")
+    with pytest.raises(IncompatibleError, match="peft:shadow: its network reads one text"):
+        build_arm(choice, Head("choice"), Arm(backbone=choice.choice, method="peft:shadow"))
 
 
 def test_pefts_methods_that_compute_with_the_weights_are_counted_without_them() -> None:
