@@ -47,7 +47,8 @@ class WindowOptions(Options):
     window: Annotated[int, Field(ge=1)] = Field(
         128,
         description="tokens that a token sees: itself and those before it, in encoders as many"
-        " after it (ours; ModernBERT's local layers see 128)",
+        " after it (ours; ModernBERT's local layers see 128); below training.max_length, because"
+        " on shorter texts it computes what pretrained does",
     )
     sinks: Annotated[int, Field(ge=0)] = Field(
         4, description="first tokens that stay visible (StreamingLLM 3.2); 0 = none"

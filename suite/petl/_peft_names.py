@@ -1,9 +1,12 @@
-"""Check that what peft's options name is in the model; peft passes over what is not."""
+"""Whether what peft's options name is in the model; peft passes over modules that are not."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -11,41 +14,44 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from suite.backbones.base import Family
-from suite.errors import IncompatibleError, UnknownNameError
+from suite.errors import IncompatibleError
 
 LISTS = ("target_modules", "feedforward_modules")
-TOKENS = ("token_indices", "trainable_token_indices")
 PATTERNS = ("rank_pattern", "alpha_pattern")
+TOKENS = ("token_indices", "trainable_token_indices")
+log = logging.getLogger(__name__)
 
 
 def check_names(
     model: PreTrainedModel, family: Family, options: Mapping[str, Any], *, name: str
 ) -> None:
-    """Check every module, layer and token that the options name.
+    """Warn of modules and layers that the options name in vain, and check the tokens.
+
+    A list may name the modules of several backbones, of which this is one.
 
     Args:
         model: The backbone, attention variant included, without adapters.
         family: Its family.
         options: Of a configuration class of peft.
-        name: The method, for errors.
+        name: The method, for messages.
 
     Raises:
-        UnknownNameError: A module is not in the model; near names are offered.
-        IncompatibleError: A layer or token is not.
+        IncompatibleError: A token is not in the vocabulary, or a pattern is none.
     """
     places = [place for place, _ in model.named_modules()]
     for key in LISTS:
         entries = options.get(key)
-        if not isinstance(entries, list):  # peft reads text as a regular expression
-            continue
-        for entry in entries:
-            if not any(place == entry or place.endswith(f".{entry}") for place in places):
-                raise UnknownNameError("module", entry, adaptable(model), where=f"{name}: {key}")
+        if isinstance(entries, list):  # peft reads text as a regular expression
+            for entry in entries:
+                _find(rf"(.*\.)?{re.escape(entry)}$", entry, places, model, f"{name}: {key}")
     for key in PATTERNS:
         for pattern in options.get(key) or {}:
-            if not any(re.match(rf"(.*\.)?({pattern})$", place) for place in places):
-                raise UnknownNameError("module", pattern, adaptable(model), where=f"{name}: {key}")
-    _check_layers(model, family, options.get("layers_to_transform"), name=name)
+            _find(rf"(.*\.)?({pattern})$", pattern, places, model, f"{name}: {key}")
+    layers = options.get("layers_to_transform") or []
+    depth = max(len(stack.blocks) for stack in family.stacks(model))
+    for layer in [layers] if isinstance(layers, int) else layers:
+        if layer >= depth:
+            _warn(f"{name}: layers_to_transform: the backbone has no layer {layer}, only {depth}")
     for key in TOKENS:
         _check_tokens(model, options.get(key), where=f"{name}: {key}")
 
@@ -62,16 +68,27 @@ def adaptable(model: PreTrainedModel) -> list[str]:
     return sorted(parts)
 
 
-def _check_layers(model: PreTrainedModel, family: Family, layers: Any, *, name: str) -> None:
-    if isinstance(layers, int):
-        layers = [layers]
-    depth = max(len(stack.blocks) for stack in family.stacks(model))
-    for layer in layers or []:
-        if not 0 <= layer < depth:
-            raise IncompatibleError(
-                f"{name}: layers_to_transform: got {layer}, expected 0 to {depth - 1}, the blocks"
-                f" of this {family.name} backbone"
-            )
+def _find(pattern: str, entry: str, places: list[str], model: PreTrainedModel, where: str) -> None:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise IncompatibleError(
+            f"{where}: got {entry!r}, expected a regular expression: {error}"
+        ) from None
+    if any(map(compiled.match, places)):
+        return
+    known = adaptable(model)
+    near = get_close_matches(entry, known)
+    hint = f"did you mean {' or '.join(near)}?"
+    if not near:
+        hint = f"it has {', '.join(known)}"
+    _warn(f"{where}: the backbone has no module {entry}, and peft passes over it; {hint}")
+
+
+@cache
+def _warn(message: str) -> None:
+    """Say it once; an arm is built several times."""
+    log.warning(message)
 
 
 def _check_tokens(model: PreTrainedModel, indices: Any, *, where: str) -> None:
