@@ -94,9 +94,11 @@ def _warn(message: str) -> None:
 def _check_tokens(model: PreTrainedModel, indices: Any, *, where: str) -> None:
     if isinstance(indices, Mapping):
         indices = [index for group in indices.values() for index in group]
+    if not indices:
+        return
     embeddings: Any = model.get_input_embeddings()
     size = embeddings.num_embeddings
-    for index in indices or []:
+    for index in indices:
         if not 0 <= index < size:
             raise IncompatibleError(
                 f"{where}: got {index}, expected 0 to {size - 1}, the tokens that the backbone"
