@@ -57,7 +57,8 @@ def write_confirmed(
     """A cell with one search trial and a confirm run per seed, 1, 2, ..., and its answers; returns the confirm runs' specifications."""
     search = make_spec(method, task, sweep=sweep, **changes)
     write_trial(home, search, make_result(search, score=50.0))
-    answers, specs = make_answers(right, task=task), []
+    answers = make_answers(right, task=task)
+    specs = []
     for seed, items in answers.runs.items():
         spec = make_spec(
             method, task, seed=seed, learning_rate=search.learning_rate, sweep=sweep, **changes

@@ -73,10 +73,8 @@ def arm(name: str, method: str, family: str) -> tuple[Any, Family, Variant[Any]]
     """A variant with its defaults under a method, with a task head where the family has one."""
     torch.manual_seed(0)
     resolved = resolved_tiny(family)
-    head, choice = (
-        make_head("text" if family == "t5" else "classification"),
-        AttentionChoice(name=name),
-    )
+    head = make_head("text" if family == "t5" else "classification")
+    choice = AttentionChoice(name=name)
     model, _ = build_arm(
         resolved,
         head,

@@ -15,13 +15,16 @@ def both_ways(model: Any, family: str) -> tuple[Tensor, Tensor]:
     mask = torch.tensor([[1] * 6, [0] * 2 + [1] * 4, [1] * 6])
     if family == "t5":
         encoded = model.encoder(input_ids=ids, attention_mask=mask)
-        fixed, steps = {"encoder_outputs": encoded, "attention_mask": mask}, ids.flip(0)
+        fixed = {"encoder_outputs": encoded, "attention_mask": mask}
+        steps = ids.flip(0)
         whole = model(decoder_input_ids=steps, **fixed).logits
     else:
-        fixed, steps = {}, ids
+        fixed = {}
+        steps = ids
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         whole = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
-    cache, parts = None, []
+    cache = None
+    parts = []
     for t in range(steps.shape[1]):
         token = steps[:, t : t + 1]
         if family == "t5":

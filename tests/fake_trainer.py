@@ -78,7 +78,9 @@ class FakeTrainer:
             and device == "cpu"
             and 0 <= local_rank <= rank
         )
-        self.workspace, self.rank, self.leaving = workspace, rank, False
+        self.workspace = workspace
+        self.rank = rank
+        self.leaving = False
 
     def start_lanes(self, specs: Sequence[TrialSpec]) -> int:
         self.lanes = {spec.hash: spec for spec in specs}
@@ -142,13 +144,18 @@ class FakeTrainer:
         return EpochReport(record, self.done >= self.spec.training.epochs)
 
     def finish(self, *, pruned: bool = False) -> TrialResult:
-        diverged = self.spec.learning_rate > 0.5
-        best = None if diverged else score_of(self.spec, self.done)
+        if self.spec.learning_rate > 0.5:
+            status = Status.DIVERGED
+        elif pruned:
+            status = Status.PRUNED
+        else:
+            status = Status.COMPLETED
+        best = score_of(self.spec, self.done) if status is not Status.DIVERGED else None
         score = None if pruned else best
         confirm = self.spec.phase is Phase.CONFIRM
         result = TrialResult(
             trial=self.spec.hash,
-            status=Status.DIVERGED if diverged else Status.PRUNED if pruned else Status.COMPLETED,
+            status=status,
             score=score,
             validation_score=best,
             test_score=score if confirm else None,

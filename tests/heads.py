@@ -42,7 +42,8 @@ class Head:
 def ray_head(*, token: str, cpus: int = 4, jobs: bool = True, **variables: str) -> Iterator[Head]:
     """Start one, and end every process of it at the end of the block."""
     folder = Path(tempfile.mkdtemp(prefix="h-", dir="/tmp"))  # short: sockets live below it
-    port, dashboard = free_port(), free_port()
+    port = free_port()
+    dashboard = free_port()
     bin_folder = Path(sys.executable).parent
     environment = {
         **os.environ,

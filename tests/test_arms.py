@@ -40,7 +40,8 @@ def answer_of(family: str) -> Answer:
 
 def arm(variant: str, method: str, family: str, *, pretrained: bool = False, **options: Any) -> Toy:
     torch.manual_seed(0)
-    resolved, head = resolved_tiny(family), make_head(answer_of(family))
+    resolved = resolved_tiny(family)
+    head = make_head(answer_of(family))
     choice = AttentionChoice(name=variant, options=options)
     model, petl = build_arm(
         resolved,
@@ -61,17 +62,16 @@ def arm(variant: str, method: str, family: str, *, pretrained: bool = False, **o
 
 def new_parameters(variant: str, family: str) -> list[nn.Parameter]:
     resolved = resolved_tiny(family)
-    model, found = (
-        build(resolved, make_head(answer_of(family))),
-        variants.get(variant).configure({}),
-    )
+    model = build(resolved, make_head(answer_of(family)))
+    found = variants.get(variant).configure({})
     found.convert(model, resolved.family)
     return found.new_parameters(model, resolved.family)
 
 
 def refusal(variant: str, method: str, family: str) -> str | None:
     """What the message says of a pair that does not go together; None where it does."""
-    kind, petl = variants.get(variant), get_method(method)
+    kind = variants.get(variant)
+    petl = get_method(method)
     if petl.needs_projections and not kind.keeps_projections:
         return petl.needs_projections
     if not petl.backward_through_backbone and new_parameters(variant, family):
@@ -164,7 +164,8 @@ def test_there_are_variants_of_both_kinds() -> None:
 def test_a_variant_from_scratch_on_a_checkpoint_wants_a_pretrain_stage_or_random_weights(
     variant: str,
 ) -> None:
-    resolved, head = resolve(HUB), Head("classification", 2)
+    resolved = resolve(HUB)
+    head = Head("classification", 2)
     arm = Arm(backbone=HUB, attention=AttentionChoice(name=variant), method="full")
     shape = BackboneChoice(name="bert-base", config={}, tokenizer="bytes")
     with pytest.raises(
@@ -179,7 +180,8 @@ def test_a_variant_from_scratch_on_a_checkpoint_wants_a_pretrain_stage_or_random
 
 
 def test_what_goes_over_a_variant_from_scratch_starts_from_scratch() -> None:
-    resolved, head = resolve(HUB), Head("classification", 2)
+    resolved = resolve(HUB)
+    head = Head("classification", 2)
     over = AttentionChoice(name="shared", options={"over": {"name": "mhe-add"}})
     with pytest.raises(IncompatibleError, match="attention shared starts from scratch"):
         check_arm(resolved, head, Arm(backbone=resolved.choice, attention=over, method="full"))

@@ -102,7 +102,9 @@ def test_the_translation_model_has_the_attention_weights_of_mhes_table_3(
 
 @pytest.mark.parametrize("backbone", ["bert-large", "gpt2-medium"])
 def test_per_sublayer_the_weights_follow_mhes_table_4(backbone: str) -> None:
-    n, d, layers = 16, 64, 24
+    n = 16
+    d = 64
+    layers = 24
     table = {
         "sha": 3 * d**2 * n,
         "mha": 3 * d**2 * n**2,

@@ -23,7 +23,8 @@ from tests.attention import Options, arm, backbone, batch_of, converted, project
 from tests.tiny import FAMILIES, tiny_choice
 from tests.toy import disturb, logits_of, loss_of, make_batch, make_head, resolved_tiny
 
-GROUPED, TO_ONE = ("wgqa", "col-wgqa", "row-wgqa"), ("wmqa", "col-wmqa", "row-wmqa")
+GROUPED = ("wgqa", "col-wgqa", "row-wgqa")
+TO_ONE = ("wmqa", "col-wmqa", "row-wmqa")
 FORMS: tuple[Form, ...] = ("head", "column", "row")
 every_family = pytest.mark.parametrize("family", FAMILIES)
 every_form = pytest.mark.parametrize("form", FORMS)
@@ -58,7 +59,8 @@ def test_gqa_averages_consecutive_heads_with_their_biases(family: str) -> None:
     ):
         groups = before.kv_heads // 2
         for name in ("k", "v"):
-            full, few = _full(before, name), cast(nn.Linear, projection(after, name))
+            full = _full(before, name)
+            few = cast(nn.Linear, projection(after, name))
             heads = full.weight.view(before.kv_heads, before.head_dim, -1)
             expected = torch.cat([(heads[2 * g] + heads[2 * g + 1]) / 2 for g in range(groups)])
             assert torch.allclose(few.weight, expected, atol=TOLERANCE)
@@ -75,7 +77,8 @@ def _full(site: Any, name: str) -> nn.Linear:
     """The k or v map of an unconverted site as a plain one, GPT-2's cut by hand."""
     if not site.fused:
         return cast(nn.Linear, projection(site, name))
-    fused, width = site.module.c_attn, site.heads * site.head_dim
+    fused = site.module.c_attn
+    width = site.heads * site.head_dim
     start = {"k": width, "v": 2 * width}[name]
     full = nn.Linear(width, width)
     full.weight, full.bias = (
@@ -148,7 +151,8 @@ def test_as_many_groups_as_heads_is_the_unconverted_model(name: str, family: str
 def test_an_encoder_decoders_encoder_stays_untouched(name: str) -> None:
     plain, found = backbone("t5")
     model, _, _ = converted(name, "t5")
-    before, after = plain.encoder.state_dict(), model.encoder.state_dict()
+    before = plain.encoder.state_dict()
+    after = model.encoder.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert {
@@ -221,9 +225,11 @@ def test_a_weighted_map_gives_the_weighted_sum_of_its_heads(
     form: Form, heads: int, groups: int, bias: bool
 ) -> None:
     torch.manual_seed(0)
-    full, x = nn.Linear(10, heads * 5, bias=bias), torch.randn(2, 7, 10)
+    full = nn.Linear(10, heads * 5, bias=bias)
+    x = torch.randn(2, 7, 10)
     made = WeightedLinear(full, heads=heads, groups=groups, form=form, init="random")
-    weights, size = made.head_weight, heads // groups
+    weights = made.head_weight
+    size = heads // groups
     expected = []
     for group in range(groups):
         given = torch.zeros(2, 7, 5)
@@ -282,7 +288,8 @@ def test_random_weights_differ_from_the_mean_and_between_seeds(name: str) -> Non
 @every_weighted
 def test_random_weights_draw_nothing_on_the_meta_device(name: str) -> None:
     resolved = resolved_tiny("t5")
-    model, before = build(resolved, make_head("text"), meta=True), torch.get_rng_state()
+    model = build(resolved, make_head("text"), meta=True)
+    before = torch.get_rng_state()
     variants.get(name).configure({"init": "random"}).convert(model, resolved.family)
     assert torch.equal(torch.get_rng_state(), before)
     assert {module.head_weight.device.type for module in weighted_in(model)} == {"meta"}
@@ -305,7 +312,8 @@ def test_the_added_weights_are_as_many_as_the_paper_counts(
 ) -> None:
     resolved = resolve(BackboneChoice(name=preset))
     model = build(resolved, Head("text"), meta=True)
-    variant, before = variants.get(name).configure({}), sum(p.numel() for p in model.parameters())
+    variant = variants.get(name).configure({})
+    before = sum(p.numel() for p in model.parameters())
     variant.convert(model, resolved.family)
     new = variant.new_parameters(model, resolved.family)
     assert (
@@ -423,10 +431,8 @@ def test_bitfit_gives_every_head_a_bias_that_is_pooled_with_it(form: Form) -> No
 def test_methods_that_compute_with_the_unfolded_weight_are_refused_before_a_worker_starts(
     method: str, architecture: dict[str, Any]
 ) -> None:
-    choice, message = (
-        AttentionChoice(name="wgqa"),
-        rf"{method}: at .*value it computes with a weight of 32 rows, which are folded to 16",
-    )
+    choice = AttentionChoice(name="wgqa")
+    message = rf"{method}: at .*value it computes with a weight of 32 rows, which are folded to 16"
     with pytest.raises(IncompatibleError, match=message):
         check_arm(
             resolved_tiny("bert"),

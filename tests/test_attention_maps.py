@@ -130,11 +130,10 @@ def test_variance_runs_over_the_pairs_that_may_attend_and_sums_over_later_layers
 
 
 def test_batches_may_be_cut_anywhere() -> None:
-    maps, mask = (
-        [torch.rand(4, 2, 3, 3).softmax(-1) for _ in range(3)],
-        torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]]),
-    )
-    whole, parts = of(*maps, mask=mask), AttentionMaps(causal=True)
+    maps = [torch.rand(4, 2, 3, 3).softmax(-1) for _ in range(3)]
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]])
+    whole = of(*maps, mask=mask)
+    parts = AttentionMaps(causal=True)
     for rows in (slice(0, 1), slice(1, 3), slice(3, 4)):
         parts.add([one[rows] for one in maps], mask[rows])
     for measure in whole.by_head:
@@ -172,10 +171,12 @@ def batch_of(family: str) -> dict[str, Tensor]:
 def test_watched_probabilities_are_those_of_eager_attention_and_nothing_else_changes(
     family: str,
 ) -> None:
-    model, found = model_of(family), resolved_tiny(family).family
+    model = model_of(family)
+    found = resolved_tiny(family).family
     eager = copy.deepcopy(model)
     eager.set_attn_implementation("eager")
-    expected, seen_by_hand = logits_of(model, batch_of(family)), []
+    expected = logits_of(model, batch_of(family))
+    seen_by_hand = []
     for sites in self_attentions(eager, found).values():
         for site in sites:
             site.module.register_forward_hook(
@@ -408,7 +409,8 @@ def test_a_folder_that_is_no_trial_is_refused(suite: Suite, tmp_path: Path) -> N
 
 
 def test_probabilities_keep_the_type_of_queries_where_the_position_bias_has_another() -> None:
-    query, key = torch.randn(1, 2, 3, 4).bfloat16(), torch.randn(1, 1, 3, 4).bfloat16()
+    query = torch.randn(1, 2, 3, 4).bfloat16()
+    key = torch.randn(1, 1, 3, 4).bfloat16()
     bias = torch.zeros(1, 2, 3, 3)
     seen = probabilities(torch.nn.Identity(), query, key, None, position_bias=bias)
     assert seen.dtype == torch.bfloat16 and seen.shape == (1, 2, 3, 3)

@@ -25,7 +25,8 @@ from tests.toy import disturb, logits_of, loss_of, make_head, resolved_tiny
 PAPER = ("mha", "sha", "el", "skv", "mhe-add", "mhe-mul")
 ONE_HEAD = ("sha", "mhe-add", "mhe-mul")
 MIXERS = ("fnet", "linear")
-HEADS, HEAD_DIM = 4, 8
+HEADS = 4
+HEAD_DIM = 8
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -50,7 +51,8 @@ def rotated(x: Tensor) -> Tensor:
     angles = torch.arange(x.shape[2])[:, None] * 500_000.0 ** (
         -torch.arange(half) / half
     )  # (L, d / 2)
-    one, two = x[..., :half], x[..., half:]
+    one = x[..., :half]
+    two = x[..., half:]
     return torch.cat(
         [one * angles.cos() - two * angles.sin(), two * angles.cos() + one * angles.sin()], dim=-1
     )
@@ -64,7 +66,8 @@ def defined(
     turn = rotated if rotates else lambda h: h
     if name in ONE_HEAD:
         q, k, v = (heads_of(m(part)) for m, part in zip(maps, (x, source, source), strict=True))
-        q, k = turn(q), turn(k)
+        q = turn(q)
+        k = turn(k)
         if name == "sha":
             return tuple(part.repeat(1, HEADS, 1, 1) for part in (q, k, v))  # type: ignore[return-value]
         embeddings = site.module.heads  # type: ignore[union-attr]
@@ -215,7 +218,8 @@ def test_new_maps_have_the_spread_of_those_they_replace_and_embeddings_that_of_b
     plain, found = backbone(family, **changes)
     model, _, _ = converted("mhe-mul", family, **changes)
     for old, new in zip(first_sites(plain, found), first_sites(model, found), strict=True):
-        before, after = surgery.projections(old), surgery.projections(new)
+        before = surgery.projections(old)
+        after = surgery.projections(new)
         for one, other in ((before.q, after.q), (before.k, after.k), (before.v, after.v)):
             assert other.weight.shape == (128, 512)  # 65,536 draws
             assert spread(other.weight) == pytest.approx(spread(one.weight), rel=0.02)
@@ -253,7 +257,8 @@ def test_only_the_sites_asked_for_change(name: str) -> None:
 
 def test_what_a_method_makes_of_the_key_map_holds_for_the_values_of_llamas_skv() -> None:
     torch.manual_seed(0)
-    choice, lora = AttentionChoice(name="skv"), {"rank": 4, "dropout": 0.0, "targets": ["k"]}
+    choice = AttentionChoice(name="skv")
+    lora = {"rank": 4, "dropout": 0.0, "targets": ["k"]}
     resolved = resolved_tiny("llama")
     model, _ = build_arm(
         resolved,
@@ -319,9 +324,11 @@ def test_a_row_mixes_as_if_it_were_alone_however_far_its_batch_is_padded(
     rows = [torch.randn(1, length, 32) for length in (7, 4, 2)]
     alone = [mixer(row)[0] for row in rows]
     for length in (7, 11):
-        batch, real = torch.full((3, length, 32), 50.0), torch.zeros(3, length, dtype=torch.bool)
+        batch = torch.full((3, length, 32), 50.0)
+        real = torch.zeros(3, length, dtype=torch.bool)
         for i, row in enumerate(rows):
-            batch[i, : row.shape[1]], real[i, : row.shape[1]] = row[0], True
+            batch[i, : row.shape[1]] = row[0]
+            real[i, : row.shape[1]] = True
         together = mixer(batch, mask_of(real, kind))[0]
         for i, expected in enumerate(alone):
             # sums of up to 224 terms of size 1
@@ -358,7 +365,8 @@ def test_a_mixing_encoder_has_no_output_projection_and_takes_adapters_in_its_pla
     name: str, placement: str
 ) -> None:
     torch.manual_seed(0)
-    resolved, head = resolved_tiny("bert"), make_head("classification")
+    resolved = resolved_tiny("bert")
+    head = make_head("classification")
     settings = {"bottleneck": 8, "placement": placement}
     model, _ = build_arm(
         resolved,

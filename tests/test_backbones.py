@@ -108,7 +108,8 @@ def test_attention_sites_come_in_the_order_of_the_forward_pass(name: str, kind: 
 def test_projections_of_a_site_have_the_shapes_of_its_heads(name: str) -> None:
     model, family = tiny(name)
     for site in family.attention_sites(model):
-        inner, key_heads = site.heads * site.head_dim, 2 if name == "llama" else site.heads
+        inner = site.heads * site.head_dim
+        key_heads = 2 if name == "llama" else site.heads
         assert (site.heads, site.head_dim) == (4, 8)
         assert calls(model, [getattr(site.owner, site.o)]) == [0]
         o = getattr(site.owner, site.o).weight
@@ -353,7 +354,8 @@ def test_a_model_card_counts_the_same_billions(
 )
 def test_minilm_is_pretrained_and_tells_similar_sentences_from_others() -> None:
     resolved = resolve(BackboneChoice(name="minilm"))
-    model, tokenizer = build(resolved, Head("classification", 2)).eval(), load_tokenizer(resolved)
+    model = build(resolved, Head("classification", 2)).eval()
+    tokenizer = load_tokenizer(resolved)
     inputs = tokenizer(
         ["A man eats food.", "A man is eating a meal.", "The stock market fell today."],
         padding=True,
@@ -361,7 +363,8 @@ def test_minilm_is_pretrained_and_tells_similar_sentences_from_others() -> None:
     )
     mask = inputs["attention_mask"][..., None]
     with torch.no_grad():
-        states, logits = model.base_model(**inputs).last_hidden_state, model(**inputs).logits
+        states = model.base_model(**inputs).last_hidden_state
+        logits = model(**inputs).logits
     same, other = nn.functional.cosine_similarity(
         (x := (states * mask).sum(1) / mask.sum(1))[:1], x[1:]
     )

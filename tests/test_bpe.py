@@ -69,7 +69,8 @@ def opened(root: Path, of: BackboneChoice) -> Any:
 
 
 def test_the_same_texts_give_the_same_tokenizer_and_it_merges() -> None:
-    first, second = train_bpe(TEXTS, 300), train_bpe(TEXTS, 300)
+    first = train_bpe(TEXTS, 300)
+    second = train_bpe(TEXTS, 300)
     assert tokenizer_fingerprint(first) == tokenizer_fingerprint(second)
     assert len(first) == 300
     assert len(first("the cat sees the dog")["input_ids"]) < len(

@@ -73,7 +73,8 @@ def save_and_die(
     rank: int, folder: Path, victim: int, operation: int, copies: Path | None = None
 ) -> None:
     """Two epochs, and a third during which the victim is killed, or copied at every stage."""
-    engine, checkpoints = make_engine(dist.get_world_size()), Checkpoints(folder / "checkpoint")
+    engine = make_engine(dist.get_world_size())
+    checkpoints = Checkpoints(folder / "checkpoint")
     for epoch in EPOCHS[:-1]:
         train(engine, range(epoch, epoch + 1))
         checkpoints.save(engine, epoch, {"trained": engine.fingerprint(trained=True)})
@@ -296,7 +297,8 @@ DAMAGES: dict[str, Damage] = {
 
 
 def load_damaged(rank: int, folder: Path) -> dict[str, Any]:
-    engine, whole = make_engine(2), Checkpoints(folder / "whole")
+    engine = make_engine(2)
+    whole = Checkpoints(folder / "whole")
     fingerprints = {}
     for epoch in EPOCHS:
         train(engine, range(epoch, epoch + 1))
@@ -401,7 +403,8 @@ def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
 def whole_state(engine: Engine) -> tuple[dict[str, list[torch.Tensor]], int]:
     """fp32 weights and both moments of every trained parameter, whole, put together from the pieces of all ranks."""
     optimizer = engine._engine.optimizer
-    adam, mine = adam_of(optimizer), []
+    adam = adam_of(optimizer)
+    mine = []
     for piece in pieces_of(engine.module, optimizer, rank=dist.get_rank()):
         held = (piece.master, *(adam.state[piece.master][key] for key in ("exp_avg", "exp_avg_sq")))
         mine.append((piece.name, piece.start, [piece.of(tensor).clone() for tensor in held]))

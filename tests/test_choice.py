@@ -105,7 +105,8 @@ def test_every_family_learns_to_choose_whatever_the_labels_say(
 
 def test_the_head_over_choices_is_the_librarys() -> None:
     """Same weights, same logits and loss as the multiple-choice model of transformers."""
-    goal, resolved = copa("encoder", "head"), resolved_tiny("bert")
+    goal = copa("encoder", "head")
+    resolved = resolved_tiny("bert")
     torch.manual_seed(0)
     model = build(resolved, goal.head).eval()
     library = AutoModelForMultipleChoice.from_config(
@@ -115,7 +116,8 @@ def test_the_head_over_choices_is_the_librarys() -> None:
     batch = goal.collate(rows_of(goal))
     assert batch["input_ids"].shape[:2] == (2, 2)
     with torch.no_grad():
-        ours, theirs = model(**batch), library(**batch)
+        ours = model(**batch)
+        theirs = library(**batch)
     assert torch.allclose(ours.logits, theirs.logits, atol=1e-6)
     assert float(ours.loss) == pytest.approx(float(theirs.loss), rel=1e-5)
 
@@ -171,7 +173,8 @@ def test_every_method_trains_the_new_heads(method: str, family: str, head: Head)
     )
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(trained.values(), lr=5e-3)
-    losses, reached = [], set()
+    losses = []
+    reached = set()
     for _ in range(20):
         optimizer.zero_grad()
         (loss := model(**batch).loss).backward()
@@ -224,7 +227,8 @@ def test_only_encoders_point_at_spans() -> None:
 
 
 def test_macro_f1_is_the_plain_mean_over_classes() -> None:
-    gold, answers = [0, 0, 0, 1, 1, 2], [0, 0, 1, 1, -1, 0]
+    gold = [0, 0, 0, 1, 1, 2]
+    answers = [0, 0, 1, 1, -1, 0]
     # class 0: 2 of 3 said, 2 of 3 found -> 2/3; class 1: 1 of 2, 1 of 2 -> 1/2; class 2: 0; no label is no class
     assert score(["macro_f1"], answers, gold)["macro_f1"] == pytest.approx(
         100 * (2 / 3 + 1 / 2 + 0) / 3
@@ -235,7 +239,9 @@ def test_macro_f1_is_the_plain_mean_over_classes() -> None:
 
 
 def test_a_group_is_right_only_as_a_whole() -> None:
-    gold, answers, groups = [1, 0, 1, 1, 0], [1, 0, 1, 0, 0], ["a", "a", "b", "b", "c"]
+    gold = [1, 0, 1, 1, 0]
+    answers = [1, 0, 1, 0, 0]
+    groups = ["a", "a", "b", "b", "c"]
     found = score(["f1", "group_em"], answers, gold, groups)
     assert found == {
         "f1": pytest.approx(100 * 2 * 2 / (2 + 3)),

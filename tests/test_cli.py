@@ -310,7 +310,8 @@ def test_a_width_that_is_none_is_not_taken(
 def test_wide_letters_are_measured_as_a_terminal_shows_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, head = "\u4e2d\u6587\u6570\u636e", "\u540d\u79f0 \u6570\u636e\u96c6"
+    name = "\u4e2d\u6587\u6570\u636e"
+    head = "\u540d\u79f0 \u6570\u636e\u96c6"
     wide = [column("name", head), column("size", rank=1)]
     # Counted by letters, 13 places would be enough for both.
     assert [c.head for c in fitting([{"name": name, "size": 1}], wide, 15)] == [head]
@@ -405,11 +406,10 @@ def test_params_counts_lora_by_its_formula(suite: Suite) -> None:
         "params", "--backbone", "t5-base", "--method", "lora", "--set", "rank=8", "--format", "json"
     )
     counted = json.loads(out)
-    projections, width, rank = (
-        3 * 12 * 2,
-        768,
-        8,
-    )  # q and v of the encoder's, the decoder's and the cross attention of 12 layers
+    # q and v of the encoder's, the decoder's and the cross attention of 12 layers
+    projections = 3 * 12 * 2
+    width = 768
+    rank = 8
     assert code == 0
     assert counted["trainable"] == counted["method_trainable"] == projections * rank * 2 * width
     assert counted["total"] == 222_903_552 + counted["trainable"]

@@ -378,7 +378,9 @@ class Clock:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_board_counts_trials_energy_and_time_left(tmp_path: Path, terminal: bool) -> None:
     plan = make_plan(sweep_of(methods=["bitfit", "lora"]), where="tiny.yaml")
-    states, clock, out = read_states(plan, Home(tmp_path)), Clock(), io.StringIO()
+    states = read_states(plan, Home(tmp_path))
+    clock = Clock()
+    out = io.StringIO()
     shown = Board(
         Console(file=out, force_terminal=terminal, width=200, height=40, color_system=None), clock
     )
@@ -386,9 +388,11 @@ def test_the_board_counts_trials_energy_and_time_left(tmp_path: Path, terminal: 
     assert (shown.done, shown.left, shown.eta_s()) == (0, 4, None)
 
     def finish(index: int, status: Status) -> None:
-        cell, clock.now = plan.cells[index], clock.now + 10
+        cell = plan.cells[index]
+        clock.now = clock.now + 10
         spec = plan.search_spec(cell, 0, 0.01)
-        folder, result = Home(tmp_path).trial(spec), result_of(spec, status)
+        folder = Home(tmp_path).trial(spec)
+        result = result_of(spec, status)
         folder.write_spec(spec)
         shown.on_trial_start(spec)
         folder.write_result(result)

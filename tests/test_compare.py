@@ -402,7 +402,8 @@ def test_no_verdict_rests_on_a_rejected_row_or_on_the_seeds_that_another_one_lef
 
 
 def test_compare_is_antisymmetric(finished: Home, suite: Suite) -> None:  # noqa: F811
-    there, back = call(suite, finished, "full", "read"), call(suite, finished, "read", "full")
+    there = call(suite, finished, "full", "read")
+    back = call(suite, finished, "read", "full")
     for one, other in zip(there, back, strict=True):
         assert (one["difference"], one["low"], one["p"]) == pytest.approx(
             (-other["difference"], -other["high"], other["p"])

@@ -70,10 +70,9 @@ def test_read_large_trains_what_read_does_on_a_t5_large_of_twenty_layers() -> No
         counts[True].method == 2_497_536
     )  # 0.32 % of the whole T5-large with a head of its own, 770,567,168 (READ, table 1)
     assert counts[False].method == 20 * 2_497_536  # 6.48 %; table 2 prints 6.4
-    encoder, decoder = (
-        4 * 1024**2 + 2 * 1024 * 4096 + 2 * 1024,
-        8 * 1024**2 + 2 * 1024 * 4096 + 3 * 1024,
-    )  # a block of each
+    # a block of each
+    encoder = 4 * 1024**2 + 2 * 1024 * 4096 + 2 * 1024
+    decoder = 8 * 1024**2 + 2 * 1024 * 4096 + 3 * 1024
     assert counts[True].total - counts[True].method == 737_668_096 - 4 * (encoder + decoder)
 
 

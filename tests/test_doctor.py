@@ -247,7 +247,8 @@ def test_a_token_that_others_can_read_or_that_is_missing_is_found_and_never_show
 ) -> None:
     path = tmp_path / ".ray" / "auth_token"
     path.parent.mkdir()
-    local, asked = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
+    local = {"HOME": str(tmp_path)}
+    asked = {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
     assert token_file(local).level is Level.OK
     assert token_file(asked).level is Level.FAIL and "get-auth-token" in token_file(asked).remedy
     path.write_text("s3cr3t-token")

@@ -18,7 +18,8 @@ Scores = tuple[float, ...]
 
 def attention_parameters(*, sublayers: int, heads: int, head_dim: int) -> dict[str, int]:
     """Weights with output projection, by the paper's table 4."""
-    n, d = heads, head_dim
+    n = heads
+    d = head_dim
     own = {
         "sha": 3 * d * d * n,
         "mha": 3 * (d * n) ** 2,

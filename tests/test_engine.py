@@ -50,11 +50,13 @@ def reset_and_resume(rank: int, stage: int, folder: Path) -> dict[str, Any]:
         device="cpu",
     )
     engine.save(folder / "step-0", alone=True)
-    frozen, start = engine.fingerprint(trained=False), engine.fingerprint(trained=True)
+    frozen = engine.fingerprint(trained=False)
+    start = engine.fingerprint(trained=True)
     first = steps(engine, rank, range(3))
     engine.save(folder / "step-3")
     torch.distributed.barrier()
-    rest, end = steps(engine, rank, range(3, 6)), engine.fingerprint(trained=True)
+    rest = steps(engine, rank, range(3, 6))
+    end = engine.fingerprint(trained=True)
     state = engine.trained_state()
     engine.load(folder / "step-0", alone=True)
     found = {
@@ -133,7 +135,8 @@ def six_arms(rank: int) -> tuple[int, list[int]]:
 
     from suite.meters import release_memory
 
-    alive, sizes = 0, []
+    alive = 0
+    sizes = []
     for method in ("full", "lora", "adapter", "bitfit", "prompt", "read"):
         engine = Engine(model_of(method, "bert"), TRAINING, world_size=2, device="cpu")
         steps(engine, rank, range(2))

@@ -107,7 +107,8 @@ def test_an_export_names_files_of_rows_and_no_folder_of_this_machine(
 
 def same_answers(one: Any, other: Any, restored: Restored, *, atol: float = ROUNDING) -> None:
     batch = make_batch(restored.resolved.family, restored.objective.head, seed=3, size=3)
-    expected, got = logits_of(one, batch), logits_of(other, batch)
+    expected = logits_of(one, batch)
+    got = logits_of(other, batch)
     torch.testing.assert_close(got, expected, rtol=0.0, atol=atol)
     assert expected.std() > 0.01  # no two models that answer nothing
 
@@ -122,13 +123,11 @@ def test_a_loaded_model_answers_as_the_trained_one(
     method: str, family: str, home: Home, tmp_path: Path
 ) -> None:
     restored, written = exported(home, trained_spec(method, family), tmp_path / "out")
-    expected = (
-        "transformers"
-        if (method, family) in PLAIN
-        else "peft"
-        if (method, family) in PEFTS
-        else "suite"
-    )
+    expected = "suite"
+    if (method, family) in PLAIN:
+        expected = "transformers"
+    elif (method, family) in PEFTS:
+        expected = "peft"
     assert written.description.format == expected
     with warnings.catch_warnings(record=True) as said:
         model, tokenizer = package.load(tmp_path / "out")

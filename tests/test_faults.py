@@ -56,7 +56,8 @@ from tests.fake_trainer import all_calls
 from tests.sweeps import toy_cluster, toy_roots, toy_sweep
 
 __all__ = ["toy_roots"]
-FAKE, SLOW = "tests.fake_trainer:FakeTrainer", "tests.fake_trainer:SlowTrainer"
+FAKE = "tests.fake_trainer:FakeTrainer"
+SLOW = "tests.fake_trainer:SlowTrainer"
 CGROUPS = Path("/sys/fs/cgroup/memory")
 
 
@@ -76,7 +77,8 @@ class Told(Listener):
         *,
         at_start: Callable[[TrialSpec], None] = lambda spec: None,
     ) -> None:
-        self.at_epoch, self.at_start = at_epoch, at_start
+        self.at_epoch = at_epoch
+        self.at_start = at_start
         self.retries: list[FailureRecord] = []
         self.ends: list[TrialResult | None] = []
 

@@ -338,7 +338,8 @@ def test_leavings_of_the_killed_go_and_what_is_being_written_stays(tmp_path: Pat
     gone = entry(tmp_path, ".rte-a.gone-17", 100, 1.0)
     dead = entry(tmp_path, "rte-b.tmp-17", 100, 1.0)
     alive = entry(tmp_path, "rte-c.tmp-18", 100, 1.0)
-    locked, ended = threading.Event(), threading.Event()
+    locked = threading.Event()
+    ended = threading.Event()
 
     def write() -> None:
         with FileLock(tmp_path / "rte-c.lock"):

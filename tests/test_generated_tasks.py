@@ -50,7 +50,8 @@ def test_every_generator_has_a_task() -> None:
 @pytest.mark.parametrize("words", [1, 2])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_classifier_of_words_or_word_pairs_is_at_chance(name: str, words: int, seed: int) -> None:
-    train, test = rows(name, "train", seed=seed), rows(name, "test", seed=seed)
+    train = rows(name, "train", seed=seed)
+    test = rows(name, "test", seed=seed)
     counts = CountVectorizer(ngram_range=(1, words))
     model = LogisticRegression(max_iter=1000).fit(counts.fit_transform(texts(train)), labels(train))
     # 400 rows; the groups are balanced, so the expected accuracy is 0.5 with almost no spread

@@ -60,10 +60,8 @@ def learnt(
     """A tiny model that has learnt the rows by heart."""
     torch.manual_seed(0)
     model = build(resolve(tiny_choice(family, **shape)), Head("text"))
-    batch, optimizer = (
-        goal.collate(as_rows(goal.encode(columns))),
-        torch.optim.AdamW(model.parameters(), lr=1e-2),
-    )
+    batch = goal.collate(as_rows(goal.encode(columns)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(400):
         optimizer.zero_grad()
         loss = model(**batch).loss
@@ -239,7 +237,8 @@ def test_the_signature_of_bleu_is_kept() -> None:
 
 
 def test_nested_columns_are_read_and_a_wrong_one_is_named(tmp_path: Path) -> None:
-    root, goal = write_pairs(tmp_path / "data", train=6, validation=3, test=3), objective("t5")
+    root = write_pairs(tmp_path / "data", train=6, validation=3, test=3)
+    goal = objective("t5")
     data = prepare(goal.task, goal, limit=LimitConfig(), data_root=root, cache=tmp_path / "cache")
     assert [row["gold"] for row in data.split("train", confirm=False)] == [
         de for _, de in PAIRS[:6]

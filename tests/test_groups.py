@@ -68,7 +68,8 @@ class SlowPlacedTrainer(PlacedTrainer):
 
 TRAINING = {"epochs": 3, "batch_size": 12}
 PATIENT = {"setup_s": 300.0, "epoch_s": 300.0}
-PLACED, SLOW = "tests.test_groups:PlacedTrainer", "tests.test_groups:SlowPlacedTrainer"
+PLACED = "tests.test_groups:PlacedTrainer"
+SLOW = "tests.test_groups:SlowPlacedTrainer"
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +343,8 @@ def test_trials_of_different_sizes_share_the_cluster_and_each_size_stays_warm(
     two_nodes: tuple[Cluster, Path], home: Home
 ) -> None:
     """Two workers for T5 and one for BERT, on three CPUs: side by side, and no trial of one size on the other's processes."""
-    bert, t5 = tiny_choice("bert"), tiny_choice("t5")
+    bert = tiny_choice("bert")
+    t5 = tiny_choice("t5")
     resources = {"workers": 1, "workers_by_backbone": {t5.name: 2}}
     config = small(backbones=[bert, t5], search={"trials": 3}, resources=resources)
     recorder = Saboteur(lambda: None)
@@ -471,13 +473,15 @@ def test_zero3_over_two_nodes_scores_as_on_one_and_goes_on_with_fewer_ranks(
         small(methods=["lora"], training={"epochs": 2, "batch_size": 8}), where="toy", world_size=2
     )
     spec, other = (plan.confirm_spec(plan.cells[0], 1e-2, seed) for seed in (1, 2))
-    two, one = Home(tmp_path / "two"), Home(tmp_path / "one")
+    two = Home(tmp_path / "two")
+    one = Home(tmp_path / "one")
     with group_on(two, two_nodes[1], "STRICT_SPREAD") as group:
         spread = trained(group, spec)
         group.start([other])
         group.epoch()
     with group_on(one, two_nodes[1], "STRICT_PACK") as group:
-        packed, whole = trained(group, spec), trained(group, other)
+        packed = trained(group, spec)
+        whole = trained(group, other)
     assert (packed.score, packed.scores, packed.frozen_sha256) == (
         spread.score,
         spread.scores,

@@ -180,11 +180,10 @@ def test_a_response_to_nothing_has_every_token_in_its_score() -> None:
 
 
 def test_packing_keeps_examples_whole_and_leaves_evaluation_alone() -> None:
-    goal, plain = objective(task=alpaca(packing=True)), objective()
-    names, columns = (
-        [f"train/{n}" for n in range(6)],
-        {name: values * 2 for name, values in ROWS.items()},
-    )
+    goal = objective(task=alpaca(packing=True))
+    plain = objective()
+    names = [f"train/{n}" for n in range(6)]
+    columns = {name: values * 2 for name, values in ROWS.items()}
     (packed,) = goal.features([(names, columns)], "train")
     rows = as_rows(plain.encode(columns))
     assert packed["index"] == ["train/0+train/1", "train/2+train/3", "train/4+train/5"]

@@ -13,7 +13,8 @@ from suite.metrics.quality import score
 from suite.metrics.squad import SPAN_METRICS, score_spans
 from suite.metrics.text import perplexity, score_texts
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 WORDS = ["a", "cat", "dog", "sat", "on", "the", "mat", "and", "ran"]
 
 

@@ -71,7 +71,8 @@ def tokens_of(texts: list[str]) -> list[int]:
 
 def reference(model: Any, tokens: list[int], length: int, stride: int) -> float:
     """Perplexity of all tokens but the first, each in the first window that reaches it, one window at a time and unpadded."""
-    losses, scored = [], 1
+    losses = []
+    scored = 1
     for end in [*range(length, len(tokens), stride), len(tokens)]:
         start = max(0, end - length)
         logits = (
@@ -156,10 +157,8 @@ def test_the_loss_of_a_block_is_the_mean_over_its_units(tmp_path: Path) -> None:
     goal = objective()
     rows = rows_of(prepared(tmp_path, goal), "train")[:2]
     with torch.no_grad():
-        loss, sums = (
-            float(model(**goal.collate(rows)).loss),
-            goal.predict(model, goal.collate(rows), synced=False),
-        )
+        loss = float(model(**goal.collate(rows)).loss)
+        sums = goal.predict(model, goal.collate(rows), synced=False)
     assert sum(sums) / sum(row["units"] for row in rows) == pytest.approx(loss, rel=1e-6)
 
 

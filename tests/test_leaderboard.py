@@ -484,10 +484,8 @@ def test_a_mean_row_is_null_where_a_task_has_no_score_and_has_no_spread_where_se
         make_summary("a", 0.5), make_summary("b", None, status="partial", energy_kwh=1.0)
     )
     assert (row.score_mean, row.energy_kwh, row.status) == (None, None, "partial")
-    left, right = (
-        make_summary("a", 0.5, seed_scores={"1": 0.4, "2": 0.6}),
-        make_summary("b", 0.9, seed_scores={"1": 0.9}),
-    )
+    left = make_summary("a", 0.5, seed_scores={"1": 0.4, "2": 0.6})
+    right = make_summary("b", 0.9, seed_scores={"1": 0.9})
     assert mean_of(left, right)[0].score_std is None
 
 

@@ -166,7 +166,8 @@ def test_a_beat_that_hangs_does_not_keep_a_driver_from_leaving(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a write to a hard mount does whose server is gone."""
-    hangs, mended = threading.Event(), threading.Event()
+    hangs = threading.Event()
+    mended = threading.Event()
     held = acquire(root, "toy", beat_s=0.1)
 
     def hang(self: FileStorage, key: str, data: bytes) -> None:

@@ -98,7 +98,8 @@ def test_an_untrained_arm_scores_what_a_direct_call_of_lm_eval_gives_its_plain_m
         ("first_choose", "acc,none", "acc"),
         ("first_write", "exact_match,plain", "exact_match.plain"),
     ):
-        score, found = ours[f"{task}:2"].total.scores[name], theirs["results"][task]
+        score = ours[f"{task}:2"].total.scores[name]
+        found = theirs["results"][task]
         assert (score.value, score.stderr) == (
             found[key],
             pytest.approx(found[key.replace(",", "_stderr,")]),
@@ -141,7 +142,8 @@ def test_likelihoods_and_greedy_answers_are_the_trained_models_own(
 ) -> None:
     toy = make_arm(method, family, "text")
     disturb(toy.model)
-    model, tokenizer = toy.model.eval(), load_tokenizer(toy.resolved)
+    model = toy.model.eval()
+    tokenizer = load_tokenizer(toy.resolved)
     lm = wrap_for_lm_eval(
         Opened(model, tokenizer), dtype="fp32", max_length=100, batch_size=3, device="cpu"
     )
@@ -282,7 +284,8 @@ def test_a_plan_names_the_results_of_its_own_settings(folder: Path, tmp_path: Pa
 
 
 def test_a_changed_task_file_is_another_evaluation(tmp_path: Path) -> None:
-    folder, subject = write_lm_tasks(tmp_path / "tasks"), untrained(arm("llama"), Home(tmp_path))
+    folder = write_lm_tasks(tmp_path / "tasks")
+    subject = untrained(arm("llama"), Home(tmp_path))
     wanted = config(folder, tasks=["first_choose"])
 
     def left() -> int:
@@ -310,7 +313,8 @@ def test_a_tag_becomes_a_group_weighted_by_size_and_keeps_its_parts(
     subject = untrained(arm("llama"), Home(tmp_path))
     measure([subject], config(path, tasks=["sizes"]), device="cpu")
     found = by_name(read(subject.folder))["sizes"]
-    few, many = found.parts["few"], found.parts["many"]
+    few = found.parts["few"]
+    many = found.parts["many"]
     assert (few.samples, many.samples, found.total.samples) == (4, 12, 16)
     mean = (few.scores["acc"].value * 4 + many.scores["acc"].value * 12) / 16
     assert found.total.scores["acc"].value == pytest.approx(mean)
@@ -503,7 +507,8 @@ def test_only_models_that_write_can_be_asked(tmp_path: Path) -> None:
 
 
 def test_settings_name_everything_that_decides_the_numbers(folder: Path) -> None:
-    library, base = Library(folder), config(folder)
+    library = Library(folder)
+    base = config(folder)
     keys = [
         settings_of(
             Request("first_choose", shots),
@@ -536,7 +541,8 @@ def test_settings_name_everything_that_decides_the_numbers(folder: Path) -> None
 
 
 def test_the_batch_size_that_lm_eval_finds_for_itself_changes_nothing(folder: Path) -> None:
-    library, toy = Library(folder), make_arm("full", "llama", "text")
+    library = Library(folder)
+    toy = make_arm("full", "llama", "text")
     request = Request("first_choose")
     settings = settings_of(request, config(folder), library, positions=128, device="cpu")
     opened = Opened(toy.model, load_tokenizer(toy.resolved))
@@ -549,8 +555,10 @@ def test_the_batch_size_that_lm_eval_finds_for_itself_changes_nothing(folder: Pa
 
 
 def test_a_task_used_for_one_model_gives_the_next_the_same_questions(folder: Path) -> None:
-    library, toy = Library(folder), make_arm("full", "llama", "text")
-    loaded, settings = library.load(Request("first_choose", 3)), None
+    library = Library(folder)
+    toy = make_arm("full", "llama", "text")
+    loaded = library.load(Request("first_choose", 3))
+    settings = None
     opened = Opened(toy.model, load_tokenizer(toy.resolved))
     found = []
     for seed in (1, 2, 1):

@@ -111,7 +111,8 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if not any(LEARNS in item.keywords for item in request.session.items):
         training = TRAINING.model_copy(update={"epochs": 1})
     with pytest.MonkeyPatch.context() as patch:
-        data, home = write_suite_task(folder, patch), Home(folder / "runs")
+        data = write_suite_task(folder, patch)
+        home = Home(folder / "runs")
         search, *confirm = specs("full", training=training)
         for spec in (search, *specs("bitfit", decoder_objective="head", sweep="heads")):
             home.trial(spec).write_spec(spec)

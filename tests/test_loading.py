@@ -106,10 +106,8 @@ def test_a_pooler_that_the_checkpoint_carries_belongs_to_the_backbone(tmp_path: 
 
 def test_heads_carry_their_objective() -> None:
     resolved = resolve(tiny_choice("bert"))
-    classes, number = (
-        build(resolved, Head("classification", 5)),
-        build(resolved, Head("regression")),
-    )
+    classes = build(resolved, Head("classification", 5))
+    number = build(resolved, Head("regression"))
     assert (classes.config.problem_type, classes.classifier.out_features) == (
         "single_label_classification",
         5,
@@ -146,7 +144,8 @@ def test_bytes_come_back_from_the_byte_tokenizer(family: str) -> None:
 def test_padding_changes_no_answer_of_a_pair(family: str) -> None:
     torch.manual_seed(0)
     resolved = resolve(tiny_choice(family))
-    model, tokenizer = build(resolved, Head("classification", 3)).eval(), load_tokenizer(resolved)
+    model = build(resolved, Head("classification", 3)).eval()
+    tokenizer = load_tokenizer(resolved)
     pairs = [("short", "a"), ("a much longer first sentence", "and a second one")]
     padded = model(
         **tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
@@ -158,7 +157,8 @@ def test_padding_changes_no_answer_of_a_pair(family: str) -> None:
 
 def test_t5_starts_its_answers_with_the_padding_token_and_generates() -> None:
     resolved = resolve(tiny_choice("t5"))
-    model, tokenizer = build(resolved, Head("text")).eval(), load_tokenizer(resolved)
+    model = build(resolved, Head("text")).eval()
+    tokenizer = load_tokenizer(resolved)
     answer = model.generate(
         **tokenizer(["is it so?"], return_tensors="pt"), max_new_tokens=3, do_sample=False
     )
@@ -180,7 +180,8 @@ def test_without_a_padding_token_the_end_of_sequence_pads_and_still_learns(tmp_p
         tokenizer_object=words, eos_token="</s>", unk_token="<unk>"
     ).save_pretrained(tmp_path)
     resolved = resolve(BackboneChoice(name=str(tmp_path)))
-    model, tokenizer = build(resolved, Head("classification", 2)).eval(), load_tokenizer(resolved)
+    model = build(resolved, Head("classification", 2)).eval()
+    tokenizer = load_tokenizer(resolved)
     assert tokenizer.pad_token_id == model.config.pad_token_id == 2
     padded = model(**tokenizer(["good", "bad good bad"], padding=True, return_tensors="pt")).logits
     assert torch.allclose(

@@ -164,8 +164,11 @@ def test_a_record_of_another_host_changes_the_row(tmp_path: Path) -> None:
 
 
 def test_looks_at_several_cells_are_put_together() -> None:
-    three, five = (1, 2, 3), (1, 2, 3, 4, 5)
-    low, high, larger = (0.1, 16), (0.2, 16), (0.1, 32)
+    three = (1, 2, 3)
+    five = (1, 2, 3, 4, 5)
+    low = (0.1, 16)
+    high = (0.2, 16)
+    larger = (0.1, 32)
     grown = Looks(((low, five), (low, three)))
     moved = Looks(((high, three), (low, three)))
     batched = Looks(((larger, three), (low, three)))

@@ -271,7 +271,8 @@ def test_of_equal_epochs_the_first_is_kept_unless_the_last_is_asked_for(
 
 
 def test_a_restored_trial_predicts_what_its_file_says(found: dict[str, Any]) -> None:
-    home, spec = Home(Path(found["home"])), make_spec(phase=Phase.CONFIRM)
+    home = Home(Path(found["home"]))
+    spec = make_spec(phase=Phase.CONFIRM)
     restored = restore(home.trial(spec), home)
     data = prepare(
         spec.task, restored.objective, limit=spec.limit, data_root=None, cache=home.cache

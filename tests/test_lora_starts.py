@@ -95,7 +95,8 @@ def test_a_start_changes_the_adapters_and_not_the_answers(start: str, family: st
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_corda_reads_every_choice_of_a_row_by_itself(family: str) -> None:
-    resolved, head = resolved_tiny(family), Head("choice")
+    resolved = resolved_tiny(family)
+    head = Head("choice")
     arm = Arm(backbone=resolved.choice, method="peft:corda", architecture={"r": RANK})
     toy = Toy(*build_arm(resolved, head, arm), resolved, head)
     texts = [toy.batch(seed=number, size=2) for number in range(24)]

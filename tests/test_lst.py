@@ -30,7 +30,9 @@ from tests.toy import (
     resolved_tiny,
 )
 
-D, K = 32, 16  # width of the tiny backbones, of their side networks at reduction 2
+# width of the tiny backbones, of their side networks at reduction 2
+D = 32
+K = 16
 
 
 def attached(family: str, answer: Any = "text", **architecture: Any) -> Any:
@@ -193,7 +195,8 @@ def test_side_positions_start_as_the_backbones_and_sit_in_the_first_side_block()
 
 
 def test_later_side_blocks_reuse_the_position_bias_of_the_first() -> None:
-    model, seen = attached("t5").eval(), []
+    model = attached("t5").eval()
+    seen = []
     for block in model.encoder.side.blocks:
         block.layer[0].SelfAttention.register_forward_hook(
             lambda _m, _a, output: seen.append(output[1])
@@ -259,7 +262,8 @@ def test_a_cache_that_cannot_grow_is_refused() -> None:
 def test_pruning_carries_the_kept_coordinates_through_a_t5_block() -> None:
     model: Any = build(resolved_tiny("t5"), make_head("text"))
     block = model.encoder.block[0]
-    attention, forward = block.layer[0].SelfAttention, block.layer[1].DenseReluDense
+    attention = block.layer[0].SelfAttention
+    forward = block.layer[1].DenseReluDense
     embedded, rows, stream, inner, last = (
         sorted(torch.randperm(n)[: n // 2].tolist()) for n in (D, D, D, 64, D)
     )
@@ -373,10 +377,8 @@ def test_down_and_up_start_small_and_without_bias() -> None:
 
 def test_the_walk_of_side_blocks_gives_cross_attention_what_the_side_encoder_kept() -> None:
     model: Any = build(resolved_tiny("t5"), make_head("text"))
-    forward, cross = (
-        model.encoder.block[1].layer[1].DenseReluDense,
-        model.decoder.block[1].layer[1].EncDecAttention,
-    )
+    forward = model.encoder.block[1].layer[1].DenseReluDense
+    cross = model.decoder.block[1].layer[1].EncDecAttention
     stream = sorted(torch.randperm(D)[:K].tolist())
     with torch.no_grad():
         forward.wo.weight[stream] += 10
@@ -397,10 +399,8 @@ def test_the_walk_of_side_blocks_gives_cross_attention_what_the_side_encoder_kep
 def test_pruning_follows_the_layouts_of_every_family() -> None:
     for family, answer in CASES[1:4]:
         model = attached(family, answer, layers=[1], init="magnitude", walk="side")
-        stack, memory = (
-            stack_of(model, family),
-            {"gpt2": gpt2_by_hand, "bert": bert_by_hand, "llama": llama_by_hand}[family],
-        )
+        stack = stack_of(model, family)
+        memory = {"gpt2": gpt2_by_hand, "bert": bert_by_hand, "llama": llama_by_hand}[family]
         memory(model, stack.blocks[1], stack.module.side.blocks[0], stack.module.side)
 
 
@@ -448,7 +448,8 @@ def bert_by_hand(model: Any, block: Any, narrow: Any, side: Any) -> None:
 
 
 def llama_by_hand(model: Any, block: Any, narrow: Any, side: Any) -> None:
-    attention, mlp = block.self_attn, block.mlp
+    attention = block.self_attn
+    mlp = block.mlp
     columns = sorted(model.model.embed_tokens.weight.abs().double().sum(0).topk(K).indices.tolist())
     queries = kept_rows(16, (attention.q_proj.weight, columns))
     grouped = kept_rows(8, (attention.k_proj.weight, columns), (attention.v_proj.weight, columns))
@@ -475,12 +476,11 @@ def test_fisher_pruning_is_by_single_examples_of_the_pretrained_models_loss(
     family: str, answer: Any
 ) -> None:
     plain: Any = build(resolved_tiny(family), make_head(answer)).eval()
-    family_, head = resolved_tiny(family).family, make_head(answer)
+    family_ = resolved_tiny(family).family
+    head = make_head(answer)
     batches = [make_batch(family_, head, seed=s, size=3) for s in range(2)]
-    model, reference = (
-        attach_to(copy.deepcopy(plain), family, init="fisher"),
-        attach_to(copy.deepcopy(plain), family, init="random"),
-    )
+    model = attach_to(copy.deepcopy(plain), family, init="fisher")
+    reference = attach_to(copy.deepcopy(plain), family, init="random")
     lst(init="fisher").prepare(model, family_, batches, loss_of)
 
     importance = {name: torch.zeros_like(parameter) for name, parameter in plain.named_parameters()}
@@ -493,10 +493,8 @@ def test_fisher_pruning_is_by_single_examples_of_the_pretrained_models_loss(
                     importance[name] += 0 if parameter.grad is None else parameter.grad.square()
     names = {parameter: name for name, parameter in reference.named_parameters()}
     prune_into_side(reference, family_, lambda parameter: importance[names[parameter]])
-    found, expected = (
-        stack_of(model, family).module.side.blocks,
-        stack_of(reference, family).module.side.blocks,
-    )
+    found = stack_of(model, family).module.side.blocks
+    expected = stack_of(reference, family).module.side.blocks
     assert all(
         torch.equal(a, b) for a, b in zip(found.parameters(), expected.parameters(), strict=True)
     )

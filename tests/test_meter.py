@@ -22,10 +22,12 @@ class Scripted(EnergySource):
     kind = "nvml"
 
     def __init__(self, board: str) -> None:
-        self.board, self.pending = board, 0.0
+        self.board = board
+        self.pending = 0.0
 
     def collect(self) -> Reading:
-        joules, self.pending = self.pending, 0.0
+        joules = self.pending
+        self.pending = 0.0
         return Reading({self.board: joules})
 
 
@@ -80,7 +82,8 @@ def test_an_outer_phase_contains_its_inner_ones_and_the_block_contains_all() -> 
 def test_two_boards_of_a_process_add_up_and_each_counts_once() -> None:
     boards = [Scripted("GPU-a"), Scripted("GPU-b")]
     with Meter(["meta:0", "meta:1"], sources=[[boards[0]], [boards[1]]]) as meter:
-        boards[0].pending, boards[1].pending = 3, 5
+        boards[0].pending = 3
+        boards[1].pending = 5
     assert meter.energy_kwh == pytest.approx(8 / JOULES_PER_KWH)
 
 

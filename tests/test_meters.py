@@ -25,7 +25,8 @@ class Scripted(EnergySource):
         self.pending = 0.0
 
     def collect(self) -> Reading:
-        joules, self.pending = self.pending, 0.0
+        joules = self.pending
+        self.pending = 0.0
         return Reading({"GPU-a": joules})
 
 
@@ -135,7 +136,8 @@ def test_a_resumed_trial_adds_to_what_was_spent_before_the_cut() -> None:
 
 
 def test_accounts_survive_a_state_round_trip_unchanged() -> None:
-    first, second = PhaseMeter(CPU), PhaseMeter(CPU)
+    first = PhaseMeter(CPU)
+    second = PhaseMeter(CPU)
     with first.phase("train"), first.phase("eval"):
         pass
     second.load_state(json.loads(json.dumps(first.state())))

@@ -258,7 +258,8 @@ def test_a_count_of_processes_with_a_hole_is_none() -> None:
 
 
 def test_the_sampled_integral_of_a_square_wave_is_its_mean_times_the_time() -> None:
-    draw, now_s = random.Random(0), [0.0]
+    draw = random.Random(0)
+    now_s = [0.0]
     power = Integral(lambda: 100.0 if now_s[0] % 1.0 < 0.5 else 300.0, clock=lambda: now_s[0])
     power.sample()
     while now_s[0] < 20:
@@ -269,7 +270,8 @@ def test_the_sampled_integral_of_a_square_wave_is_its_mean_times_the_time() -> N
 
 
 def test_a_failed_sample_is_a_hole_and_the_next_stretch_is_whole_again() -> None:
-    now_s, values = [0.0], iter([10.0, Unavailable("gone"), 10.0, 10.0])
+    now_s = [0.0]
+    values = iter([10.0, Unavailable("gone"), 10.0, 10.0])
 
     def gauge() -> float:
         value = next(values)

@@ -59,8 +59,13 @@ def test_a_resident_peak_that_cannot_be_reset_is_null_with_the_reason(tmp_path: 
     assert "cannot reset" in missing["phases.train.memory.rss_max_bytes"]
 
 
-B, D, H, OUT = 64, 32, 128, 256
-BH, B_OUT, OUT_H = 4 * B * H, 4 * B * OUT, 4 * OUT * H
+B = 64
+D = 32
+H = 128
+OUT = 256
+BH = 4 * B * H
+B_OUT = 4 * B * OUT
+OUT_H = 4 * OUT * H
 SCALARS = 4 + 4  # the loss and its gradient
 
 
@@ -109,7 +114,8 @@ def test_tensor_peak_sees_recomputation_of_checkpointed_blocks() -> None:
         blocks.zero_grad()
         gc.collect()
         with TensorPeak() as peak:
-            start_bytes, h = peak.live_bytes, x
+            start_bytes = peak.live_bytes
+            h = x
             for block in blocks:
                 h = checkpoint(block, h, use_reentrant=False) if recompute else block(h)
             h.sum().backward()
@@ -152,7 +158,8 @@ def test_watching_a_step_changes_no_bit_of_it() -> None:
         torch.manual_seed(3)
         layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
         optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
-        meter, found = PhaseMeter(CPU), []
+        meter = PhaseMeter(CPU)
+        found = []
         with meter.phase("train"):
             for _ in range(4):
                 with meter.probe() if watch else meter.probe(-1) as watched:
@@ -168,7 +175,8 @@ def test_watching_a_step_changes_no_bit_of_it() -> None:
 
 
 def test_the_first_two_steps_are_watched_and_then_only_larger_ones() -> None:
-    meter, watched = PhaseMeter(CPU), []
+    meter = PhaseMeter(CPU)
+    watched = []
     for sizes in (
         (50, 30, 40),
         (30, 40, 50, 50),
@@ -193,7 +201,8 @@ def test_a_probe_measures_its_phase_with_the_optimizer_state() -> None:
             optimizer.zero_grad()
         return meter.local()[name].memory["allocated_bytes"]
 
-    first, second = peak_bytes("first"), peak_bytes("second")
+    first = peak_bytes("first")
+    second = peak_bytes("second")
     with meter.phase("idle"):
         pass
     assert (

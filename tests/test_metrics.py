@@ -46,7 +46,8 @@ def test_headline_is_the_mean_of_the_metrics() -> None:
 @pytest.mark.parametrize("gold", [0, 1])
 def test_an_answer_that_is_no_label_counts_as_a_wrong_one(metric: str, gold: int) -> None:
     golds = [0, 1, 0, 1, gold]
-    no_label, wrong = [0, 1, 0, 0, -1], [0, 1, 0, 0, 1 - gold]
+    no_label = [0, 1, 0, 0, -1]
+    wrong = [0, 1, 0, 0, 1 - gold]
     assert score([metric], no_label, golds) == score([metric], wrong, golds)
 
 

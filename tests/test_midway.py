@@ -24,7 +24,8 @@ from tests.ranks import in_processes
 from tests.test_loop import TRAINING, curve, make_spec
 from tests.tiny import tiny_choice
 
-STEPS, EPOCHS = 6, 2
+STEPS = 6
+EPOCHS = 2
 Left = tuple[int, int, int]
 """How many ranks there are, which of them is told to leave, and after how many steps of the trial."""
 CASES: dict[str, Left] = {
@@ -65,7 +66,8 @@ def trial(
 
 
 def _leave_after(trainer: Trainer, steps: int) -> None:
-    engine, count = next(iter(trainer._runs.values())).warm.engine, 0
+    engine = next(iter(trainer._runs.values())).warm.engine
+    count = 0
     step = engine.micro_step
 
     def counted(*args: Any) -> torch.Tensor:
@@ -98,7 +100,9 @@ def everything(_number: int, folder: Path) -> dict[str, Any]:
         )
         found[f"whole {ranks}"] = read(folder / f"whole-{ranks}", spec_of(ranks))
     for name, left in CASES.items():
-        ranks, home, spec = left[0], folder / name.replace(" ", "-"), spec_of(left[0])
+        ranks = left[0]
+        home = folder / name.replace(" ", "-")
+        spec = spec_of(left[0])
         assert (
             fork_group(trial, home, spec, ranks, left, world_size=ranks, join=False) == [0] * ranks
         )
@@ -190,7 +194,9 @@ def test_ranks_ask_each_other_every_few_seconds_and_at_least_every_few_steps(
     monkeypatch.setattr("suite.train.midway.time.perf_counter", lambda: now)
     monkeypatch.setattr("suite.train.midway.lowest", lambda *values: list(values))
     for step_s, expected in ((0.001, 10), (0.5, 4), (30.0, 1)):
-        now, pace, asked = 0.0, Pace(0), []
+        now = 0.0
+        pace = Pace(0)
+        asked = []
         for step in range(40):
             if pace.is_due(step):
                 asked.append(step)

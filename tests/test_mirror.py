@@ -158,7 +158,8 @@ def write_folder(home: Home) -> Path:
 def test_of_two_results_the_first_stays_and_both_hosts_have_it(tmp_path: Path) -> None:
     one, other = hosts(tmp_path, "one", "other")
     spec = make_spec()
-    first, second = make_result(spec, score=80.0), make_result(spec, score=81.0)
+    first = make_result(spec, score=80.0)
+    second = make_result(spec, score=81.0)
     assert one.end(one.home.trial(spec), first) == first
     assert other.end(other.home.trial(spec), second) == first
     assert other.home.trial(spec).result() == first == other.settle(other.home.trial(spec))
@@ -169,11 +170,9 @@ def test_of_two_results_the_first_stays_and_both_hosts_have_it(tmp_path: Path) -
 
 
 def test_a_host_whose_driver_was_superseded_puts_no_result(tmp_path: Path) -> None:
-    storage, fence, spec = (
-        open_storage(tmp_path / "storage"),
-        Fence(str(tmp_path / "storage"), "test", 1),
-        make_spec(),
-    )
+    storage = open_storage(tmp_path / "storage")
+    fence = Fence(str(tmp_path / "storage"), "test", 1)
+    spec = make_spec()
     storage.create(claim_key("test", 2), b"another driver")
     for mirror in (
         Mirror(Home(tmp_path / "own"), storage, fence),
@@ -366,7 +365,8 @@ def test_a_trial_that_one_host_began_is_ended_by_another_as_if_nothing_had_happe
     url = f"s3://{BUCKET}/{tmp_path.name}"
     began = on_host("first_host", tmp_path, url)
     assert began.returncode == -signal.SIGKILL, began.stderr
-    storage, name = open_storage(url), f"trials/{trial().hash}"
+    storage = open_storage(url)
+    name = f"trials/{trial().hash}"
     generations = f"{name}/checkpoint"
     assert {key.split("/")[3] for key in storage.keys(generations)} == {"epoch-2", "epoch-3"}, (
         "two are kept"

@@ -67,7 +67,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Home:
 def test_a_trial_runs_and_its_items_make_its_score(
     task: str, family: str, head: int, ran: Home
 ) -> None:
-    folder, made = ran.trial(make_spec(task, family)), load_task(task)
+    folder = ran.trial(make_spec(task, family))
+    made = load_task(task)
     result = folder.result()
     assert result is not None and result.status.has_score
     assert result.parameters is not None and result.parameters.trainable_head == head

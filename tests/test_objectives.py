@@ -181,7 +181,8 @@ def test_a_long_prompt_loses_its_end_but_not_the_cue_or_the_label() -> None:
 def test_every_family_learns_two_rows_and_says_so(kind: Kind, decoder: str, config: str) -> None:
     """The loop: collate, loss, backward, predict; labels do not influence the answer."""
     goal = objective(kind, decoder=decoder)
-    model, batch = model_for(goal, config), batch_of(goal, RTE)
+    model = model_for(goal, config)
+    batch = batch_of(goal, RTE)
     learn(model, batch)
     with torch.no_grad():
         assert goal.predict(model, batch, synced=False) == [0.0, 1.0]
@@ -192,7 +193,8 @@ def test_every_family_learns_two_rows_and_says_so(kind: Kind, decoder: str, conf
 def test_a_regression_head_learns_its_numbers() -> None:
     goal = objective("encoder", "stsb")
     assert goal.head == Head("regression", 1)
-    model, batch = model_for(goal, "encoder"), batch_of(goal, STSB)
+    model = model_for(goal, "encoder")
+    batch = batch_of(goal, STSB)
     assert batch["labels"].dtype == torch.float32
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(100):

@@ -21,7 +21,9 @@ from suite.train.engine import Engine
 from tests.ranks import asked_for, on_ranks
 from tests.tiny import FAMILIES, served, tiny_choice
 
-BATCH, STEPS, LEARNING_RATE = 8, 3, 1e-2
+BATCH = 8
+STEPS = 3
+LEARNING_RATE = 1e-2
 ADAM_EPS = 1e-3
 """AdamW divides a gradient by its own size: with a small epsilon, rounding where the true gradient is 0 (key biases) becomes a step."""
 TOLERANCE = 1e-5
@@ -191,5 +193,6 @@ def test_the_quick_cases_leave_no_method_and_no_family_out() -> None:
 
 
 def test_clipping_changes_the_training() -> None:
-    free, clipped = train_plainly("full", "bert", 0.0), train_plainly("full", "bert", 1e-9)
+    free = train_plainly("full", "bert", 0.0)
+    clipped = train_plainly("full", "bert", 1e-9)
     assert free[0] != clipped[0]

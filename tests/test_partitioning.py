@@ -147,7 +147,8 @@ def auto_plan() -> Plan:
 
 @pytest.mark.usefixtures("toy_roots")
 def test_what_ended_trials_were_laid_out_by_stays(tmp_path: Path) -> None:
-    plan, home = auto_plan(), Home(tmp_path / "home")
+    plan = auto_plan()
+    home = Home(tmp_path / "home")
     assert recorded(read_states(plan, home).values()) is None
     spec = plan.search_spec(plan.cells[1], 0, 1e-3)
     home.trial(spec).write_spec(spec)
@@ -195,7 +196,8 @@ def test_the_lowest_stage_at_which_the_largest_arm_fits_is_taken(
 def test_the_driver_estimates_what_a_small_memory_leaves_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, home = auto_plan(), Home(tmp_path / "home")
+    plan = auto_plan()
+    home = Home(tmp_path / "home")
 
     def decided(memory: float) -> Decision:
         nodes = [{"CPU": 2.0, "memory": memory}]

@@ -168,7 +168,8 @@ def test_what_the_sweep_says_of_a_method_hides_its_search_space() -> None:
 def test_specs_differ_by_what_they_are_and_share_an_engine_where_they_can() -> None:
     plan = planned()
     cell = plan.cells[0]
-    first, second = plan.search_spec(cell, 0, 1e-3), plan.search_spec(cell, 1, 2e-3)
+    first = plan.search_spec(cell, 0, 1e-3)
+    second = plan.search_spec(cell, 1, 2e-3)
     confirm = plan.confirm_spec(cell, 1e-3, 1)
     assert len({first.hash, second.hash, confirm.hash}) == 3
     assert (
@@ -779,7 +780,8 @@ def test_slots_are_shared_one_per_cell_and_more_only_when_cells_run_out(home: Ho
     assert [first.cell != second.cell, third.number] == [True, 1]
     assert schedule.next() is None and schedule.live == 3, "no more than the slots"
     one = TrialQueue(planned(), Home(home.path / "b"), slots=2)
-    _, live = one.next(), one.next()
+    _ = one.next()
+    live = one.next()
     assert live is not None
     finish(Home(home.path / "b"), live, 1.0)
     one.ended(live)
@@ -908,8 +910,11 @@ def test_the_order_in_which_results_arrive_does_not_change_the_startup_trials(ho
         for s in run_all(TrialQueue(plan, home, slots=1), home)
         if s.phase is Phase.SEARCH
     }
-    other, live, seen = Home(home.path / "other"), [], {}
-    schedule, shuffle = TrialQueue(plan, other, slots=4), random.Random(0)
+    other = Home(home.path / "other")
+    live = []
+    seen = {}
+    schedule = TrialQueue(plan, other, slots=4)
+    shuffle = random.Random(0)
     while True:
         while (spec := schedule.next()) is not None:
             live.append(spec)

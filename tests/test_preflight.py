@@ -64,7 +64,8 @@ def test_runs_of_another_environment_are_named_before_a_row_is_lost(
 def test_runs_on_another_device_are_named_on_a_running_cluster_too(
     precision: str, device: str, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home, plan = Home(tmp_path), make_plan(toy_sweep(methods=["full"]), where="toy.yaml")
+    home = Home(tmp_path)
+    plan = make_plan(toy_sweep(methods=["full"]), where="toy.yaml")
     spec = TrialQueue(plan, home, slots=1).next()
     assert spec is not None
     write_trial(home, spec, make_result(spec, precision=precision))
@@ -73,9 +74,11 @@ def test_runs_on_another_device_are_named_on_a_running_cluster_too(
 
 
 def test_a_sweep_of_gpus_waits_for_them_and_does_not_go_on_on_processors(tmp_path: Path) -> None:
-    home, plan = Home(tmp_path), make_plan(toy_sweep(methods=["full"]), where="toy.yaml")
+    home = Home(tmp_path)
+    plan = make_plan(toy_sweep(methods=["full"]), where="toy.yaml")
     queue = TrialQueue(plan, home, slots=1)
-    states, nodes = queue.states, [{"CPU": 8.0}, {"CPU": 8.0}]
+    states = queue.states
+    nodes = [{"CPU": 8.0}, {"CPU": 8.0}]
     check_gpus_are_up(ResourceConfig(), states, nodes)
     for device in ("cpu", "cuda"):
         spec = queue.next()

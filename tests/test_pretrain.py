@@ -240,7 +240,8 @@ def test_a_checkpoint_is_uptrained_where_it_can_be_converted_and_left_aside_wher
         "pretrained": (False, 1),
     }
     for name, run in runs.items():
-        arm, resolved = run.arm, resolve(choice)
+        arm = run.arm
+        resolved = resolve(choice)
         model, _ = build_arm(
             resolved, Head("masked"), arm, pretrained=True, random_start=run.random_start
         )
@@ -319,7 +320,8 @@ def end_run(
 def test_cells_wait_for_their_pretrain_run_and_others_do_not(home: Home) -> None:
     plan = planned()
     schedule = TrialQueue(plan, home, slots=2)
-    run, meanwhile = schedule.next(), schedule.next()
+    run = schedule.next()
+    meanwhile = schedule.next()
     assert run is not None and meanwhile is not None
     assert run == plan.pretrains[0] and meanwhile.arm.pretrain is None
     assert (
@@ -366,7 +368,8 @@ def test_two_sweeps_never_train_the_same_checkpoint_at_once(
     root = tmp_path / "storage"
     clock = FakeClock()
     with held_lease(root, "toy") as lease, held_lease(root, "toyer") as others:
-        first, second = _queue("toy", home, lease), _queue("toyer", other, others, clock)
+        first = _queue("toy", home, lease)
+        second = _queue("toyer", other, others, clock)
         mirror = Mirror(other, open_storage(root))
         second.fetch = mirror.fetch
         run = first.next()
@@ -503,8 +506,10 @@ def test_the_dry_run_and_the_status_show_pretrain_runs(
 
 @pytest.mark.usefixtures("toy_roots")
 def test_the_live_table_tells_of_a_pretrain_run_at_the_cells_that_wait_for_it(home: Home) -> None:
-    plan, out = planned(), io.StringIO()
-    schedule, board = TrialQueue(plan, home, slots=1), Board(Console(file=out, width=200))
+    plan = planned()
+    out = io.StringIO()
+    schedule = TrialQueue(plan, home, slots=1)
+    board = Board(Console(file=out, width=200))
     board.on_start(plan, schedule.states)
     run = schedule.next()
     assert run is not None
@@ -579,7 +584,8 @@ def test_weights_of_another_variant_and_broken_files_are_refused(tmp_path: Path)
         method="full",
         pretrain="0" * 16,
     )
-    resolved, head = resolve(tiny_choice("bert")), Head("classification", 2)
+    resolved = resolve(tiny_choice("bert"))
+    head = Head("classification", 2)
     with pytest.raises(BackboneError, match="not the weights of this model"):
         build_arm(resolved, head, arm, weights=tmp_path / "w")
     (tmp_path / "w").write_bytes(b"short")

@@ -179,7 +179,8 @@ def test_the_estimate_of_the_peak_is_within_a_twentieth_of_what_is_measured(
     setting = Setting(**SHORT | shapes)
     with one_rank():
         for arm in arms_of(family, methods, shape=wide(family)):
-            measured, expected = memory_of(arm, setting), estimate(arm, setting).memory
+            measured = memory_of(arm, setting)
+            expected = estimate(arm, setting).memory
             assert expected.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.05), arm.method
             assert expected.parameters_bytes == measured.parameters_bytes, arm.method
             assert expected.activations_bytes == pytest.approx(
@@ -214,7 +215,8 @@ def test_two_ranks_hold_half_of_what_trains_each_and_say_the_same() -> None:
         assert expected.parameters_bytes == pytest.approx(measured.parameters_bytes, rel=0.01), case
         assert expected.optimizer_bytes == pytest.approx(measured.optimizer_bytes, rel=0.01), case
         assert expected.peak_bytes == pytest.approx(measured.peak_bytes, rel=tolerance), case
-    whole, cut = first[1], first[2]
+    whole = first[1]
+    cut = first[2]
     assert cut.parameters_bytes == pytest.approx(whole.parameters_bytes / 2, rel=0.05)
 
 
@@ -233,7 +235,10 @@ def test_forward_flops_are_those_of_the_matrix_products() -> None:
     (arm,) = arms_of("bert", ["full"])
     setting = Setting(**SHORT)
     found = estimate(arm, setting)
-    d, inner, tokens, layers = 32, 64, setting.batch * setting.seq, 2
+    d = 32
+    inner = 64
+    tokens = setting.batch * setting.seq
+    layers = 2
     blocks = layers * (2 * tokens * (4 * d * d + 2 * d * inner) + 2 * 2 * tokens * setting.seq * d)
     head = 2 * setting.batch * (d * d + d * 2)
     assert found.forward_flops == blocks + head

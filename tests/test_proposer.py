@@ -69,7 +69,8 @@ def test_proposals_lie_in_the_range_differ_and_depend_on_study_and_seed(sampler:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_another_process_proposes_the_same(sampler: Sampler) -> None:
-    finished, running = study(sampler, 6), [(6, 1e-4)]
+    finished = study(sampler, 6)
+    running = [(6, 1e-4)]
     code = (
         "import json, sys; from suite.config.space import LearningRateRange; from suite.plan.proposer import propose\n"
         "a = json.load(sys.stdin); r = LearningRateRange(**a.pop('range'))\n"

@@ -32,7 +32,8 @@ from tests.tiny import tiny_choice
 
 __all__ = ["suite", "toy_roots"]
 pytestmark = pytest.mark.usefixtures("toy_roots")
-LOW, HIGH = 1e-4, 1e-3
+LOW = 1e-4
+HIGH = 1e-3
 Score = Callable[[TrialSpec], float | None]
 
 
@@ -260,7 +261,8 @@ def test_backbones_attention_and_methods_have_contests_of_their_own() -> None:
 
 
 def test_first_and_all_architectures_are_no_contest() -> None:
-    first, every = contest(architectures="first"), contest(architectures="all")
+    first = contest(architectures="first")
+    every = contest(architectures="all")
     assert (len(first.cells), len(every.cells), first.total_trials, every.total_trials) == (
         2,
         6,

@@ -246,7 +246,8 @@ def trade_off(spec: TrialSpec) -> tuple[float, float]:
 
 
 def run_costly(plan: Plan, home: Home) -> list[TrialSpec]:
-    schedule, ran = TrialQueue(plan, home, slots=1), []
+    schedule = TrialQueue(plan, home, slots=1)
+    ran = []
     while (spec := schedule.next()) is not None:
         costly(home, spec, *trade_off(spec))
         schedule.ended(spec)

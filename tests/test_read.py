@@ -137,7 +137,8 @@ def test_what_autograd_keeps_does_not_grow_with_the_width_of_the_feed_forward_ma
     kept = []
     for d_ff in (64, 1024):
         resolved = resolve(tiny_choice("t5", d_ff=d_ff))
-        model, elements = attached(build(resolved, make_head("text")), "t5").train(), [0]
+        model = attached(build(resolved, make_head("text")), "t5").train()
+        elements = [0]
 
         def count(tensor: Tensor, elements: list[int] = elements) -> Tensor:
             elements[0] += 0 if isinstance(tensor, nn.Parameter) else tensor.numel()
@@ -176,7 +177,8 @@ def by_hand(model: Any, batch: dict[str, Tensor], merge: str) -> tuple[Tensor, l
         for phi, sigma in zip(decoder.states, decoder.scores, strict=True)
     ]
     correction = climb(model.decoder.read.networks[0], inputs)
-    norm, phi = plain.decoder.final_layer_norm, decoder.states[-1]
+    norm = plain.decoder.final_layer_norm
+    phi = decoder.states[-1]
     final = norm(phi + correction) if merge == "before" else norm(phi) + correction
     scale = model.config.d_model**-0.5 if model.config.scale_decoder_outputs else 1.0
     return plain.lm_head(final * scale), [encoder, decoder]
@@ -237,12 +239,14 @@ def test_without_recurrence_every_layer_has_a_network_and_the_outputs_are_summed
 
 def test_permuting_tokens_permutes_the_encoders_correction() -> None:
     network = DepthNetwork(8, ReadConfig(hidden=4), **CPU)
-    x, order = torch.randn(3, 2, 5, 8), torch.randperm(5)
+    x = torch.randn(3, 2, 5, 8)
+    order = torch.randperm(5)
     assert torch.allclose(network(x[:, :, order]), network(x)[:, order], atol=1e-6)
 
 
 def test_uniform_attention_adds_the_mean_of_the_encoders_correction() -> None:
-    phi, c_e = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
+    phi = torch.randn(2, 3, 8)
+    c_e = torch.randn(2, 5, 8)
     (x,) = cell_inputs(Trace(states=[phi], scores=[torch.full((2, 4, 3, 5), 1 / 5)]), c_e)
     assert torch.allclose(x, phi + c_e.mean(1, keepdim=True), atol=1e-6)
 
@@ -250,7 +254,8 @@ def test_uniform_attention_adds_the_mean_of_the_encoders_correction() -> None:
 def test_padded_keys_get_no_probability_and_their_correction_reaches_nothing() -> None:
     toy = make_arm("read", "t5", "text")
     disturb(toy.model)
-    batch, model = toy.batch(), toy.model
+    batch = toy.batch()
+    model = toy.model
     wiring: Any = model.decoder.read_wiring  # type: ignore[union-attr]
     with traced(wiring.stack.blocks, wiring.crosses) as trace:
         expected = logits_of(model, batch)
@@ -273,7 +278,8 @@ def test_probabilities_are_those_before_dropout_also_in_training() -> None:
 
 
 def test_probabilities_repeat_grouped_keys_and_read_both_kinds_of_mask() -> None:
-    query, key = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8)
+    query = torch.randn(2, 4, 3, 8)
+    key = torch.randn(2, 2, 5, 8)
     allowed = torch.tensor([True, True, False, True, False]).expand(2, 1, 3, 5)
     additive = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
     bias = torch.randn(1, 4, 3, 5)

@@ -86,7 +86,8 @@ def test_a_line_belongs_to_the_arms_that_have_all_it_says(
 
 
 def test_a_mean_is_compared_over_the_same_tasks_only() -> None:
-    arm, lines = make_arm(), [line()]
+    arm = make_arm()
+    lines = [line()]
     assert printed(lines, arm, MEAN, {"cola", "sst2"})["score"] == 70.0
     assert (
         printed(lines, arm, MEAN, {"cola"})

@@ -210,7 +210,9 @@ def test_arms_that_are_not_shown_to_learn_are_named_beside_the_constant_answer_b
             rows.append(row | values)
         return replace(report, rows=rows)
 
-    every, some, none = learning("full", "lora", "read"), learning("full"), learning()
+    every = learning("full", "lora", "read")
+    some = learning("full")
+    none = learning()
     assert "constant-answer baseline" not in said(every)
     better = "significantly better than the constant-answer baseline (5.0):"
     where = f"On agreement these arms are not {better} "
@@ -555,7 +557,8 @@ def test_confirm_runs_at_a_rate_that_is_no_longer_chosen_are_not_mixed_in(report
         charts.search_cost,
         lambda r: curves.training_curves(r, "agreement")[0],
     ):
-        mixed, alone = draw(more), draw(report)
+        mixed = draw(more)
+        alone = draw(report)
         assert mixed is not None and alone is not None and mixed.table == alone.table
 
 
@@ -890,7 +893,8 @@ def test_trials_that_the_search_ended_early_are_counted_and_are_no_failures(othe
 
 def test_that_every_trial_has_a_score_is_said_only_where_all_were_read(report: Report) -> None:
     whole = replace(report, failures=[])
-    claim, some = "that ended has a score", "Not all trial folders were read"
+    claim = "that ended has a score"
+    some = "Not all trial folders were read"
     none = "This home holds no trial of the sweep"
     assert claim in page(whole) and none not in page(whole)
     unread = page(replace(whole, unread_trials=5))
@@ -1146,7 +1150,8 @@ def test_a_served_page_follows_the_sweep_and_is_built_only_when_something_change
     other: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_definition(other, ["full", "lora"], ["agreement"], trials=1)
-    source, built = Source(other.path), []
+    source = Source(other.path)
+    built = []
     real = live.read
     monkeypatch.setattr(
         live, "read", lambda *args, **options: built.append(1) or real(*args, **options)

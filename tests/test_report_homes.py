@@ -128,7 +128,8 @@ def test_a_report_of_a_home_shows_imported_rows_beside_its_own(
     write_definition(own, ["lora", "full"], ["agreement"], trials=1, seeds=[1])
 
     report = read(own.path)
-    here, there = home_id(own), home_id(away)
+    here = home_id(own)
+    there = home_id(away)
     rows = to_rows(leaderboard(own.tracking_uri))
     assert len(report.rows) == len(rows) == 3, "the rows of suite leaderboard"
     labels = {f"lora @ {here}", f"lora @ {there}", f"full @ {there}"}

@@ -33,7 +33,8 @@ from tests.tiny import tiny_choice
 
 __all__ = ["toy_roots"]
 pytestmark = pytest.mark.usefixtures("toy_roots")
-BERT, T5 = tiny_choice("bert"), tiny_choice("t5")
+BERT = tiny_choice("bert")
+T5 = tiny_choice("t5")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,8 @@ class Waiting:
     """What Tune shows a scheduler: trials that wait for room, which it can be told to stop."""
 
     def __init__(self, searcher: SweepSearcher) -> None:
-        self.searcher, self.number = searcher, 0
+        self.searcher = searcher
+        self.number = 0
         self.trials: list[Any] = []
 
     def ask(self) -> int:
@@ -328,10 +330,8 @@ def test_a_trial_that_found_no_room_is_suggested_again_with_fewer_workers_and_ne
 
 
 def test_workers_by_backbone_are_planned_by_cell_and_change_no_other_trial() -> None:
-    plan, plain = (
-        make_plan(two_sizes(), where="toy"),
-        make_plan(two_sizes(resources={"workers": 1}), where="toy"),
-    )
+    plan = make_plan(two_sizes(), where="toy")
+    plain = make_plan(two_sizes(resources={"workers": 1}), where="toy")
     assert [plan.workers(cell) for cell in plan.cells] == [1, 4]
     hashes, before = ([p.search_spec(c, 0, 1e-3).hash for c in p.cells] for p in (plan, plain))
     assert hashes[0] == before[0] and hashes[1] != before[1]
@@ -418,10 +418,8 @@ def total_j(*ranks: dict[str, LocalPhase]) -> float:
 
 def test_a_device_is_counted_once_and_devices_of_two_hosts_are_added() -> None:
     """Two ranks read one host's package; a third reads that of another host with the same name and index."""
-    host_a, host_b = (
-        {"boot-a/intel-rapl:0-package-0": 100.0},
-        {"boot-b/intel-rapl:0-package-0": 60.0},
-    )
+    host_a = {"boot-a/intel-rapl:0-package-0": 100.0}
+    host_b = {"boot-b/intel-rapl:0-package-0": 60.0}
     assert total_j(
         account(host_a, "rapl"), account(host_a, "rapl"), account(host_b, "rapl")
     ) == pytest.approx(160.0)

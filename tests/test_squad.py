@@ -146,10 +146,13 @@ def test_where_there_is_no_answer_only_silence_is_right() -> None:
 
 
 def test_f1_is_what_counters_of_words_give() -> None:
-    answer, gold = "b a c a c a d", "c c d d e a"
-    given, wanted = normalise(answer), normalise(gold)
+    answer = "b a c a c a d"
+    gold = "c c d d e a"
+    given = normalise(answer)
+    wanted = normalise(gold)
     same = sum((Counter(given) & Counter(wanted)).values())
-    precision, recall = same / len(given), same / len(wanted)
+    precision = same / len(given)
+    recall = same / len(wanted)
     assert token_f1(answer, gold) == pytest.approx(2 * precision * recall / (precision + recall))
 
 
@@ -309,10 +312,8 @@ def test_a_window_without_the_whole_answer_learns_the_first_token() -> None:
     assert (0, 0) in spans and len(set(spans)) > 1
     for row, (start, end) in zip(rows, spans, strict=True):
         if (start, end) != (0, 0):
-            low, high = (
-                row["offsets"][2 * (start - row["first"])],
-                row["offsets"][2 * (end - row["first"]) + 1],
-            )
+            low = row["offsets"][2 * (start - row["first"])]
+            high = row["offsets"][2 * (end - row["first"]) + 1]
             assert CONTEXT[low:high] == "6,400 km"
 
 
@@ -345,7 +346,8 @@ def test_spaces_and_accents_at_an_answers_edges_are_not_cut_off() -> None:
 
 @pytest.mark.parametrize("name", ["squad", "squad2"])
 def test_a_tiny_encoder_learns_to_point(name: str) -> None:
-    made, task = goal(name, max_length=128), load_task(name)
+    made = goal(name, max_length=128)
+    task = load_task(name)
     columns = {key: [task_row(task, n)[key] for n in range(5)] for key in task.columns}
     data = windows_of(made, columns)
     torch.manual_seed(0)

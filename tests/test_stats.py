@@ -125,7 +125,8 @@ def test_groups_are_drawn_as_wholes() -> None:
 
 def test_an_interval_surrounds_the_mean_and_says_what_it_is_over() -> None:
     right = some_right(np.random.default_rng(0), [0.78, 0.8, 0.82])
-    found, one = cell_interval(make_answers(right)), cell_interval(make_answers(right[:1]))
+    found = cell_interval(make_answers(right))
+    one = cell_interval(make_answers(right[:1]))
     assert found.low < 80 < found.high and found.of == "seeds x items"
     assert one.low < 78 < one.high and one.of == "items"
     assert one.high - one.low < found.high - found.low
@@ -511,7 +512,8 @@ def test_what_was_asked_differently_is_not_compared() -> None:
         check_same(other(answers, precision="fp32"), other(answers, precision="bf16"))
     with pytest.raises(StatisticsError, match="not trained on the same data; run the sweep again"):
         check_same(other(answers, origin={"data": "a"}), other(answers, origin={"data": "b"}))
-    older, newer = {"data": "a", "torch": "2.12.0"}, {"data": "a", "torch": "2.13.0"}
+    older = {"data": "a", "torch": "2.12.0"}
+    newer = {"data": "a", "torch": "2.13.0"}
     with pytest.raises(StatisticsError, match=r"the same torch \(2.12.0 and 2.13.0\)"):
         check_same(other(answers, origin=older), other(answers, origin=newer))
     check_same(other(answers, origin=older), answers)
@@ -527,7 +529,8 @@ def only_cell(home: Home) -> Cell:
 def test_answers_are_read_from_their_folders(tmp_path: Path) -> None:
     right = some_right(np.random.default_rng(0), [0.7, 0.8, 0.9])
     write_confirmed(Home(tmp_path), "lora", right)
-    found, expected = read_answers(only_cell(Home(tmp_path)).confirmed()), make_answers(right)
+    found = read_answers(only_cell(Home(tmp_path)).confirmed())
+    expected = make_answers(right)
     assert (found.index, found.scores, list(found.runs)) == (
         expected.index,
         expected.scores,
@@ -590,9 +593,11 @@ def test_a_score_of_ones_own_is_computed_anew_on_every_resample(
     (tmp_path / "tasks" / "hits.py").write_text(OWN)
     monkeypatch.setenv("SUITE_PATH", str(tmp_path))
     right = some_right(np.random.default_rng(0), 0.8)
-    known, own = make_answers(right), make_answers(right)
+    known = make_answers(right)
+    own = make_answers(right)
     own = replace(own, task=load_task("hits"))
-    expected, found = float(item_covariance([known])[0, 0]), float(item_covariance([own])[0, 0])
+    expected = float(item_covariance([known])[0, 0])
+    found = float(item_covariance([own])[0, 0])
     assert found == pytest.approx(expected, rel=0.4)  # 200 resamples: 10%, four of them
     assert cell_interval(own).low < 80 < cell_interval(own).high
 

@@ -86,7 +86,8 @@ def test_a_pull_that_fails_leaves_the_old_file_and_no_other(
 @pytest.mark.slow
 def test_of_twenty_who_create_a_key_exactly_one_wins(storage: Storage) -> None:
     for round_ in range(5):
-        start, won = threading.Barrier(20), []
+        start = threading.Barrier(20)
+        won = []
 
         def contend(
             name: int,
@@ -258,7 +259,8 @@ def test_a_disk_without_hard_links_is_called_one(
 def test_a_file_that_was_made_although_the_disk_lost_the_answer_is_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link, lost = os.link, []
+    link = os.link
+    lost = []
 
     def lose_one(source: str, target: Path) -> None:
         link(source, target)

@@ -40,7 +40,8 @@ def test_a_mirrored_sweep_equals_a_plain_one_and_every_home_goes_on_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    data_root, url = make_roots(tmp_path / "roots", monkeypatch), f"file://{tmp_path}/storage"
+    data_root = make_roots(tmp_path / "roots", monkeypatch)
+    url = f"file://{tmp_path}/storage"
     config = toy_sweep(
         methods=["lora"],
         search={"trials": 1},
@@ -69,7 +70,8 @@ class Outage(Listener):
     """Takes the S3 server away when the second trial starts, and brings it back when the sweep has ended."""
 
     def __init__(self, server: ThreadedMotoServer) -> None:
-        self.server, self.started = server, 0
+        self.server = server
+        self.started = 0
 
     def on_trial_start(self, spec: TrialSpec) -> None:
         self.started += 1
@@ -88,11 +90,9 @@ def test_a_storage_that_stays_away_pauses_the_sweep_and_costs_no_trial(
     # A driver whose beats are late cannot tell whether the sweep is its own while the storage is
     # away, and then tells no listener, the outage among them, of the end. No beat is late here.
     monkeypatch.setattr("suite.storage.lease.BEAT_S", 300.0)
-    data_root, url, home = (
-        make_roots(tmp_path / "roots", monkeypatch),
-        f"s3://{BUCKET}/away",
-        Home(tmp_path / "home"),
-    )
+    data_root = make_roots(tmp_path / "roots", monkeypatch)
+    url = f"s3://{BUCKET}/away"
+    home = Home(tmp_path / "home")
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=free_port(), verbose=False)
     config = toy_sweep(
         methods=["lora"],

@@ -107,7 +107,8 @@ def test_every_store_holds_each_trial_once_and_shows_the_same_leaderboard(
 ) -> None:
     home = make_home(tmp_path / "runs", trials=3, seeds=(1, 2), sweep=name)
     shutil.copy(empty_db, home.path / "mlflow.db")
-    first, again = sync(home, tracking_uri=uri), sync(home, tracking_uri=uri)
+    first = sync(home, tracking_uri=uri)
+    again = sync(home, tracking_uri=uri)
     verified = sync(home, tracking_uri=uri, verify=True)
     assert [(r.written, r.already, r.unreachable) for r in (first, again, verified)] == [
         (20, 0, None),
@@ -367,7 +368,8 @@ def test_studies_are_mirrored_once_with_their_values_states_and_attributes(
     write_trial(home, failed, make_result(failed, status=Status.DIVERGED))
     write_trial(home, pruned, make_result(pruned, status=Status.PRUNED, validation_score=0.5))
     write_trial(home, running)
-    first, again = mirror_studies(home, studies), mirror_studies(home, studies)
+    first = mirror_studies(home, studies)
+    again = mirror_studies(home, studies)
     assert [(r.written, r.already, r.studies) for r in (first, again)] == [(5, 0, 1), (0, 5, 1)]
     ((cell, study),) = load(studies).items()
     assert cell == f"demo/{running.cell}"

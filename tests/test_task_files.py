@@ -54,7 +54,8 @@ SCORE = """
 def score(predictions, golds):
     return {"hits": 100.0 * sum(p == g for p, g in zip(predictions, golds)) / len(golds)}
 """
-PLAIN, OWN = TASK.replace("METRICS", '["accuracy"]'), TASK.replace("METRICS", '["hits"]')
+PLAIN = TASK.replace("METRICS", '["accuracy"]')
+OWN = TASK.replace("METRICS", '["hits"]')
 WORDS = ["cat", "horse", "xenon", "dog", "tiger", "ox", "zebra", "ant"] * 4
 
 
@@ -178,7 +179,8 @@ def test_a_metric_of_ones_own_is_never_taken_for_the_suites(folder: Path) -> Non
 
 def test_a_task_in_python_survives_storing_and_is_found_again(folder: Path) -> None:
     written(folder, OWN + ROWS + SCORE)
-    task, adapter = load_task("long-word"), TypeAdapter[TaskConfig](TaskConfig)
+    task = load_task("long-word")
+    adapter = TypeAdapter[TaskConfig](TaskConfig)
     stored = adapter.validate_json(adapter.dump_json(task))
     assert stored == task
     code = code_of(stored)

@@ -66,7 +66,8 @@ def test_the_tasks_of_the_attention_papers_are_there() -> None:
 
 
 def test_both_directions_of_wmt_read_the_same_columns() -> None:
-    there, back = load_task("wmt14-en-de"), load_task("wmt14-de-en")
+    there = load_task("wmt14-en-de")
+    back = load_task("wmt14-de-en")
     assert there.kind == back.kind == "generation"
     assert (there.inputs, there.target) == ([back.target], back.inputs[0])
     assert there.data == back.data
@@ -160,13 +161,15 @@ def test_less_perplexity_is_more_utility() -> None:
 
 @pytest.mark.usefixtures("text_tasks")
 def test_a_study_looks_for_the_least_perplexity_and_confirms_it(tmp_path: Path) -> None:
-    plan, home = planned("prose"), Home(tmp_path / "home")
+    plan = planned("prose")
+    home = Home(tmp_path / "home")
     rates = run_all(
         TrialQueue(plan, home, slots=1), home, score=lambda spec: 1e5 * spec.learning_rate
     )
     search = [spec.learning_rate for spec in rates if spec.phase is Phase.SEARCH]
     assert {spec.learning_rate for spec in rates if spec.phase is Phase.CONFIRM} == {min(search)}
-    low, high = plan.cells[0].learning_rate.low, plan.cells[0].learning_rate.high
+    low = plan.cells[0].learning_rate.low
+    high = plan.cells[0].learning_rate.high
     assert min(search[3:]) < 1.5 * low < 0.5 * high, (
         "what the sampler proposes after the start goes to the good end"
     )

@@ -93,7 +93,8 @@ def ready(task: TaskConfig, family: str, folder: Path) -> tuple[Objective, Datas
 
 def evaluations(rank: int, folder: Path) -> list[Evaluation]:
     """Every case under ZeRO-3 in batches of three: the ranks' shares are uneven, and so are their last batches."""
-    found, meter = [], PhaseMeter(torch.device("cpu"))
+    found = []
+    meter = PhaseMeter(torch.device("cpu"))
     for task, family in CASES:
         objective, data, model = ready(task, family, folder)
         engine = Engine(model, TRAINING, world_size=2, device="cpu")

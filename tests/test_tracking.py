@@ -233,7 +233,8 @@ class FailingStore(Store):
 
     def __init__(self, store: Store, at: int, *, after: bool) -> None:
         super().__init__(store.uri, store.page_size)
-        self.left, self.after = at, after
+        self.left = at
+        self.after = after
 
     def _counted(self, call: str, /, *args: Any, **kwargs: Any) -> Any:
         self.left -= 1
@@ -362,7 +363,8 @@ def test_a_trial_that_was_run_again_replaces_its_run(home: Home) -> None:
 def test_runs_deleted_by_hand_come_back_and_duplicates_go(home: Home) -> None:
     sync(home, tracking_uri=home.tracking_uri)
     store = open_store(home.tracking_uri)
-    cells, trials = runs(home.tracking_uri, "cell"), runs(home.tracking_uri, "trial")
+    cells = runs(home.tracking_uri, "cell")
+    trials = runs(home.tracking_uri, "trial")
     store.delete_run(cells[0].id)
     store.delete_run(trials[-1].id)
     twin = trials[0]
@@ -659,7 +661,9 @@ def wait_until(condition: Any, timeout_s: float = 60.0) -> None:
 def test_a_server_that_comes_late_and_is_killed_in_the_middle_delays_nothing_and_misses_nothing(
     tmp_path: Path, empty_db: Path
 ) -> None:
-    home, port, said = Home(tmp_path / "runs"), free_port(), []
+    home = Home(tmp_path / "runs")
+    port = free_port()
+    said = []
     write_definition(home, ["lora"], ["agreement"], trials=4, seeds=[1, 2])
     db = tmp_path / "server" / "mlflow.db"
     db.parent.mkdir()

@@ -40,7 +40,8 @@ from tests.fake_trainer import calls, score_of
 from tests.sweeps import chosen, decided, run_all, toy_cluster, toy_sweep
 
 ROOT = Path(__file__).parents[1]
-FAKE, SLOW = "tests.fake_trainer:FakeTrainer", "tests.fake_trainer:SlowTrainer"
+FAKE = "tests.fake_trainer:FakeTrainer"
+SLOW = "tests.fake_trainer:SlowTrainer"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -187,7 +187,8 @@ def test_a_cache_of_tokenised_data_is_not_unpickled(canary: Canary, tmp_path: Pa
 
 @pytest.mark.parametrize("method", ["full", "lora", "read"])
 def test_an_exported_model_is_not_unpickled(canary: Canary, tmp_path: Path, method: str) -> None:
-    home, target = Home(tmp_path / "home"), tmp_path / "model"
+    home = Home(tmp_path / "home")
+    target = tmp_path / "model"
     folder, _ = write_trained(home, trained_spec(method, "bert"))
     export(restore(folder, home), target, Facts())
     weights = list(target.rglob("*.safetensors"))
@@ -223,10 +224,12 @@ def test_a_backbone_is_no_adapter_of_another_folder(tmp_path: Path) -> None:
 
 
 def test_an_exported_model_takes_no_weights_from_elsewhere(tmp_path: Path) -> None:
-    home, target = Home(tmp_path / "home"), tmp_path / "model"
+    home = Home(tmp_path / "home")
+    target = tmp_path / "model"
     folder, _ = write_trained(home, trained_spec("full", "bert"))
     export(restore(folder, home), target, Facts())
-    config, weights = target / "adapter_config.json", target / "model.safetensors"
+    config = target / "adapter_config.json"
+    weights = target / "model.safetensors"
     config.write_text(adapter_of(shutil.copytree(target, tmp_path / "other")))
     with pytest.raises(BackboneError, match="of another checkpoint"):
         package.load(target)
@@ -242,7 +245,8 @@ def test_an_exported_model_takes_no_weights_from_elsewhere(tmp_path: Path) -> No
 
 
 def test_an_exported_adapter_takes_no_weights_from_elsewhere(tmp_path: Path) -> None:
-    home, target = Home(tmp_path / "home"), tmp_path / "model"
+    home = Home(tmp_path / "home")
+    target = tmp_path / "model"
     folder, _ = write_trained(home, trained_spec("lora", "bert"))
     export(restore(folder, home), target, Facts())
     path = target / "adapter_config.json"
@@ -277,7 +281,8 @@ def test_imported_results_are_not_unpickled(canary: Canary, tmp_path: Path, suff
 
 
 def test_imported_results_have_an_end(tmp_path: Path) -> None:
-    huge, deep = tmp_path / "huge.json", tmp_path / "deep.json"
+    huge = tmp_path / "huge.json"
+    deep = tmp_path / "deep.json"
     with huge.open("wb") as file:
         file.truncate(exchange.MAX_BYTES + 1)  # takes no room
     with pytest.raises(TrackingError, match="expected at most 536,870,912"):

@@ -164,7 +164,9 @@ def test_an_edited_checkout_marks_the_row() -> None:
 
 
 def test_a_mean_is_as_good_as_its_worst_task() -> None:
-    good, bad, open_ = (True, [], False), (False, ["seed 1: no"], True), (None, [], False)
+    good = (True, [], False)
+    bad = (False, ["seed 1: no"], True)
+    open_ = (None, [], False)
     assert judge_mean({"a": good, "b": good}) == {"admitted": True, "rejected": [], "dirty": False}
     assert judge_mean({"a": good, "b": open_})["admitted"] is None
     assert judge_mean({"a": open_, "b": bad}) == {
@@ -205,11 +207,9 @@ def test_an_outputs_digest_sees_every_tensor_and_every_nan() -> None:
 
 @pytest.mark.parametrize("method", ["lora", "adapter", "lst"])
 def test_a_parameter_that_trains_and_should_not_is_named(method: str) -> None:
-    spec, resolved, head = (
-        trained_spec(method, "bert"),
-        resolved_tiny("bert"),
-        Head("classification", 2),
-    )
+    spec = trained_spec(method, "bert")
+    resolved = resolved_tiny("bert")
+    head = Head("classification", 2)
     model, _ = build_model(spec, resolved, head, weights=None)
     engine: Any = SimpleNamespace(module=model)
     assert strays(engine, spec, resolved, head, weights=None) == []

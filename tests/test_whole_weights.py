@@ -191,7 +191,8 @@ def test_texts_losses_and_weights_are_those_of_gathering_for_every_token(
     method: str, found: list[dict[str, Any]]
 ) -> None:
     for on_rank in found:
-        gathering, whole = on_rank[method]["gathering"], on_rank[method]["whole"]
+        gathering = on_rank[method]["gathering"]
+        whole = on_rank[method]["whole"]
         for name in ("predictions", "losses", "weights"):
             assert gathering[name] == whole[name]
         assert len(set(whole["predictions"][0])) > 1, "the texts hang on the prompts"
@@ -203,7 +204,8 @@ def test_passes_with_whole_weights_need_no_other_rank(
     method: str, found: list[dict[str, Any]]
 ) -> None:
     for on_rank in found:
-        gathering, whole = on_rank[method]["gathering"], on_rank[method]["whole"]
+        gathering = on_rank[method]["gathering"]
+        whole = on_rank[method]["whole"]
         assert gathering["gathers"] > 100
         # The answers are collected: their sizes, and then they.
         assert whole["collectives"] == whole["gathers"] == 2

@@ -90,10 +90,8 @@ def test_a_step_costs_two_flops_a_parameter_and_token_for_each_way_it_is_passed(
         Work(total=1000, trainable=1000, passed=1000, encoder_decoder=False).flops(training)
         == 6 * 1000 * 100 * 10
     )
-    frozen, beside = (
-        Work(1000, 10, 1000, encoder_decoder=False),
-        Work(1000, 10, 10, encoder_decoder=False),
-    )
+    frozen = Work(1000, 10, 1000, encoder_decoder=False)
+    beside = Work(1000, 10, 10, encoder_decoder=False)
     assert frozen.flops(training) == (4 * 1000 + 2 * 10) * 1000
     assert beside.flops(training) == (2 * 1000 + 4 * 10) * 1000
     assert Work(1000, 1000, 1000, encoder_decoder=True).flops(training) == 6 * 1000 * 60 * 10
@@ -135,7 +133,8 @@ def test_hours_are_trials_times_steps_times_the_assumed_time_of_a_step(toy_roots
     (cell,) = plan.cells
     work = arm_work(plan, where="toy.yaml")
     flops = work[cell.arm.key].flops(plan.config.training)
-    trials, steps = 5 + 2, 3 * (16 // 8)
+    trials = 5 + 2
+    steps = 3 * (16 // 8)
     for on_gpus, tflops in ((True, GPU_TFLOPS), (False, CPU_TFLOPS)):
         cost = device_hours(plan, work, trials={}, on_gpus=on_gpus)
         assert cost["device_hours_at_most"] == pytest.approx(

@@ -36,7 +36,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "peft:prefix-tuning": {"num_virtual_tokens": 5},
 }
 """Architectures that suit tiny backbones; a method without an entry takes its defaults."""
-FIRST_TOKEN, TOKENS = 10, 40
+FIRST_TOKEN = 10
+TOKENS = 40
 PAD = 0
 
 
@@ -76,7 +77,8 @@ def make_arm(
 ) -> Toy:
     """An arm with random frozen weights that depend on `seed` alone, prepared if its method asks for it."""
     torch.manual_seed(seed)
-    resolved, head = resolved_tiny(family), make_head(answer)
+    resolved = resolved_tiny(family)
+    head = make_head(answer)
     options = SMALL.get(method, {}) if architecture is None else architecture
     model, petl = build_arm(
         resolved, head, Arm(backbone=resolved.choice, method=method, architecture=options)
@@ -164,10 +166,12 @@ def disturb(model: nn.Module, *, seed: int = 7, scale: float = 0.1) -> None:
 def learn(model: nn.Module, batch: Mapping[str, Tensor], *, learning_rate: float = 1e-2) -> None:
     """Train on one batch until it is known by heart."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-    loss, steps = torch.inf, 0
+    loss = torch.inf
+    steps = 0
     while loss > 0.02:
         optimizer.zero_grad()
         (found := model(**batch).loss).backward()
         optimizer.step()
-        loss, steps = found.item(), steps + 1
+        loss = found.item()
+        steps = steps + 1
         assert steps < 400, f"the loss is still {loss}"

@@ -99,7 +99,8 @@ def changed(folder: TrialFolder, **fields: Any) -> None:
 
 
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
-    left, right = dict(one.named_parameters()), dict(other.named_parameters())
+    left = dict(one.named_parameters())
+    right = dict(other.named_parameters())
     return left.keys() == right.keys() and all(
         torch.equal(left[name], right[name]) for name in left
     )

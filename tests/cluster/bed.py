@@ -44,7 +44,8 @@ PROGRAMS = {
     "rsync": "rsync",
 }
 SHM_BYTES = 256 * 2**20
-NETWORK, FIRST = "10.77.0.", 10
+NETWORK = "10.77.0."
+FIRST = 10
 """Every bed has its own switch, so that all may use the same addresses."""
 ENVIRONMENT = {
     "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -122,7 +123,8 @@ class Bed:
         *,
         shm_bytes: int = SHM_BYTES,
     ) -> None:
-        self.folder, self.shm_bytes = folder.resolve(), shm_bytes
+        self.folder = folder.resolve()
+        self.shm_bytes = shm_bytes
         self.shared, self.local, self.etc = (
             self.folder / name for name in ("shared", "local", "etc")
         )
@@ -222,10 +224,13 @@ class Host:
     """
 
     def __init__(self, bed: Bed, name: str, number: int) -> None:
-        self.bed, self.name, self.number = bed, name, number
+        self.bed = bed
+        self.name = name
+        self.number = number
         self.address = f"{NETWORK}{number}"
         self.folder = bed.folder / "hosts" / name
-        self.home, self.local = self.folder / "root", self.folder / "local"
+        self.home = self.folder / "root"
+        self.local = self.folder / "local"
         self._init: subprocess.Popen[str] | None = (
             None  # `unshare`, the parent of the host's process 1
         )
@@ -326,7 +331,9 @@ class Host:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-                code, check, ended = 1, True, f"no end after {timeout_s:g} s"
+                code = 1
+                check = True
+                ended = f"no end after {timeout_s:g} s"
             texts = [file.read() for file in (out, err) if not file.seek(0)]
         if check and code:
             raise HostError(f"{self.name}: {command}: {ended}\n{texts[0]}\n{texts[1]}")

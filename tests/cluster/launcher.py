@@ -12,7 +12,8 @@ import yaml
 from tests.cluster.bed import Bed, Host
 from tests.cluster.processes import wait_until
 
-PORT, DASHBOARD_PORT = 6379, 8265
+PORT = 6379
+DASHBOARD_PORT = 8265
 STORE_BYTES = 80 * 2**20
 SETTINGS = {
     # a host that does not answer five times is dead: after some 20 s instead of a minute

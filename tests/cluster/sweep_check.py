@@ -61,7 +61,8 @@ def results(home: Path) -> dict[str, TrialResult]:
 
 def assert_equal(home: Path, alone: Path, bed: Bed) -> None:
     """Two runs of the sweep: same trials, same curves bit for bit, same leaderboard, one MLflow run for each trial."""
-    ours, theirs = results(home), results(alone)
+    ours = results(home)
+    theirs = results(alone)
     assert len(theirs) == TRIALS
     assert curves(ours) == curves(theirs)
     assert leaderboard(bed, home) == leaderboard(bed, alone)

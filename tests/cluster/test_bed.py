@@ -39,7 +39,8 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 
 
 def test_hosts_have_their_own_name_address_files_and_processes(bed: Bed) -> None:
-    a, b = bed.host("a"), bed.host("b")
+    a = bed.host("a")
+    b = bed.host("b")
     assert a.run("hostname; hostname -i").stdout.split() == ["a", a.address]
     assert a.address != b.address
     for folder in ("/tmp", "/dev/shm", "/root", str(bed.local)):
@@ -94,7 +95,8 @@ def test_a_host_that_loses_its_power_comes_back_with_its_disk_and_nothing_else(b
 
 
 def test_a_connection_outlives_a_short_cut_of_the_cable(bed: Bed) -> None:
-    a, b = bed.host("a"), bed.host("b")
+    a = bed.host("a")
+    b = bed.host("b")
     server = a.popen(["python", "-c", ECHO])
     wait_until("the server listens", lambda: a.run("ss -Htln sport = 5000").stdout)
     caller = b.popen(["python", "-c", CALL, a.address])

@@ -60,7 +60,8 @@ def test_two_hosts_that_agree_are_in_order(bed: Bed, cluster: None) -> None:
 
 def test_hosts_that_disagree_are_named_with_what_to_do(bed: Bed, cluster: None) -> None:
     """Another version of a package, a home that is another disk, a store that is away: the first two on one host alone."""
-    head, w1 = bed.host("head"), bed.host("w1")
+    head = bed.host("head")
+    w1 = bed.host("w1")
     w1.run("ray stop --force", timeout_s=120)
     wait_for_hosts(head, [head])
     other = fake_package(bed.shared / "fake", "optuna", "5.9.9")

@@ -105,14 +105,12 @@ def test_groups_over_hosts_with_disks_of_their_own_outlive_the_loss_of_one(
     bed: Bed, cluster: None, alone: Path
 ) -> None:
     head, w1, w2, spare = (bed.host(name) for name in ("head", "w1", "w2", "spare"))
-    log, list_keys = (
-        bed.folder / "storage.log",
-        [
-            "python",
-            "-c",
-            f"from suite.storage.urls import open_storage; print(open_storage({URL!r}).keys())",
-        ],
-    )
+    log = bed.folder / "storage.log"
+    list_keys = [
+        "python",
+        "-c",
+        f"from suite.storage.urls import open_storage; print(open_storage({URL!r}).keys())",
+    ]
     running = head.popen(command(bed, "--storage", URL), log=log)
     wait_until(
         "a committed epoch",

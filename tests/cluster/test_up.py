@@ -88,7 +88,8 @@ def test_ray_submit_trains_groups_over_two_hosts_and_comes_to_what_one_host_does
         *arguments(bed, "submitted"),
     ]
     submitted = bed.laptop.popen(command, log=log)
-    w1, w2 = bed.host("w1"), bed.host("w2")
+    w1 = bed.host("w1")
+    w2 = bed.host("w2")
     wait_until(
         "a rank on each host",
         lambda: (w1.pids(RANK) and w2.pids(RANK)) or submitted.poll() is not None,
@@ -117,7 +118,8 @@ def test_a_host_that_loses_its_power_costs_no_finished_epoch(
     (spare.home / ".ray" / "auth_token").write_bytes(
         (head.home / ".ray" / "auth_token").read_bytes()
     )
-    log, home = bed.folder / "killed.log", bed.shared / "killed"
+    log = bed.folder / "killed.log"
+    home = bed.shared / "killed"
     submitted = bed.laptop.popen(
         [
             "ray",

@@ -102,7 +102,8 @@ def test_its_new_parameters_are_in_the_model_and_not_in_the_backbones(
 @every_pair
 def test_a_conversion_depends_on_the_seed_alone(name: str, family: str) -> None:
     (first, found, _), (second, _, _) = make(name, family), make(name, family)
-    one, two = first.state_dict(), second.state_dict()
+    one = first.state_dict()
+    two = second.state_dict()
     assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
     assert torch.equal(logits_of(first, batch_of(found)), logits_of(second, batch_of(found)))
 
@@ -123,7 +124,8 @@ def test_its_state_loads_into_a_fresh_conversion(name: str, family: str) -> None
 @every_pair
 def test_a_copy_answers_the_same_and_is_independent(name: str, family: str) -> None:
     model, found, _ = make(name, family)
-    before, twin = logits_of(model, batch_of(found)), copy.deepcopy(model)
+    before = logits_of(model, batch_of(found))
+    twin = copy.deepcopy(model)
     assert torch.equal(logits_of(twin, batch_of(found)), before)
     assert not {id(p) for p in model.parameters()} & {id(p) for p in twin.parameters()}
     loss_of(twin.train(), batch_of(found)).backward()
@@ -350,11 +352,9 @@ def halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_throw_away_variant_is_found_and_trains(halved: None) -> None:
     assert "halved-values" in variants.names()
-    resolved, head, choice = (
-        resolved_backbone("llama"),
-        make_head("classification"),
-        AttentionChoice(name="halved-values"),
-    )
+    resolved = resolved_backbone("llama")
+    head = make_head("classification")
+    choice = AttentionChoice(name="halved-values")
     model, _ = build_arm(
         resolved,
         head,
@@ -372,7 +372,8 @@ def test_a_throw_away_variant_is_found_and_trains(halved: None) -> None:
 
 
 def test_a_variant_that_does_not_serve_the_family_is_refused(halved: None) -> None:
-    choice, head = AttentionChoice(name="halved-values"), make_head("classification")
+    choice = AttentionChoice(name="halved-values")
+    head = make_head("classification")
     with pytest.raises(
         IncompatibleError,
         match=r"variant halved-values does not work on bert-base, .* works on llama, t5",

@@ -150,7 +150,8 @@ def test_padding_does_not_change_the_answer(method: str, family: str, answer: An
         key: value[row : row + 1, :length] if key != "labels" else value[row : row + 1]
         for key, value in batch.items()
     }
-    among, single = logits_of(toy.model, batch)[row], logits_of(toy.model, alone)[0]
+    among = logits_of(toy.model, batch)[row]
+    single = logits_of(toy.model, alone)[0]
     assert torch.allclose(among[: len(single)], single, atol=1e-5)
 
 

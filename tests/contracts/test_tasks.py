@@ -209,19 +209,15 @@ def items_of(task: TaskConfig) -> tuple[list[Any], list[Any], list[str] | None]:
     groups = [f"q{n // GROUP_ROWS}" for n in range(60)] if getattr(task, "group", None) else None
     if isinstance(task, LabelTask):
         classes = range(task.num_labels)
-        golds: list[Any] = [
-            draw.choice(classes) if not task.is_regression else draw.random() for _ in range(60)
-        ]
-        return (
-            golds,
-            [
-                g
-                if draw.random() < 0.7
-                else (draw.choice([-1, *classes]) if not task.is_regression else 0.5)
-                for g in golds
-            ],
-            groups,
-        )
+        if task.is_regression:
+            golds: list[Any] = [draw.random() for _ in range(60)]
+            wrong: list[Any] = [0.5] * 60
+        else:
+            golds = [draw.choice(classes) for _ in range(60)]
+            wrong = [draw.choice([-1, *classes]) for _ in range(60)]
+        pairs = zip(golds, wrong, strict=True)
+        answers = [gold if draw.random() < 0.7 else other for gold, other in pairs]
+        return golds, answers, groups
     if task.item_score:
         golds = [draw.randint(1, 9) for _ in range(60)]
         return golds, [3.0 * count * draw.random() for count in golds], None
