@@ -358,6 +358,23 @@ def test_resources_default_to_a_worker_per_gpu_or_one_cpu_worker() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "nodes", "workers"),
+    [
+        ({}, [{"GPU": 8.0}] + [{"CPU": 64.0, "GPU": 8.0}] * 3, 24),
+        ({"gpus_per_worker": 2}, [{"CPU": 64.0, "GPU": 8.0}] * 4, 16),
+        ({"cpus_per_worker": 16.0}, [{"CPU": 64.0, "GPU": 8.0}], 4),
+        ({"gpus_per_worker": 2, "placement": "strict-pack"}, [{"CPU": 8.0, "GPU": 4.0}] * 2, 2),
+    ],
+)
+def test_the_default_number_of_workers_is_what_has_room(
+    asked: dict[str, Any], nodes: list[dict[str, float]], workers: int
+) -> None:
+    layout = lay_out(ResourceConfig.model_validate(asked), nodes)
+    assert layout.workers == workers
+    assert layout.slots >= 1
+
+
 @pytest.mark.parametrize(("part", "slots"), [(0.6, 8), (0.4, 16), (0.3, 24), (0.1, 80)])
 def test_no_part_of_a_gpu_reaches_over_to_another_one(part: float, slots: int) -> None:
     node = {"CPU": 96.0, "GPU": 8.0}
@@ -376,6 +393,8 @@ def test_resources_that_can_never_fit_are_refused() -> None:
         lay_out(ResourceConfig(workers=5), [{"CPU": 2.0}, {"CPU": 2.0}])
     with pytest.raises(ResourceError, match="never fit"):
         lay_out(ResourceConfig(workers=1, gpus_per_worker=1), [{"CPU": 8.0}])
+    with pytest.raises(ResourceError, match="holds 8 on nodes that have both"):
+        lay_out(ResourceConfig(workers=16), [{"GPU": 8.0}, {"CPU": 64.0, "GPU": 8.0}])
     with pytest.raises(ResourceError, match="expected a whole number, or a part"):
         lay_out(ResourceConfig(workers=1, gpus_per_worker=1.5), [{"CPU": 8.0, "GPU": 8.0}])
     with pytest.raises(ResourceError, match="two ranks on one GPU"):

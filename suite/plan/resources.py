@@ -173,17 +173,25 @@ def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | Non
     Raises:
         ResourceError: A trial can never fit, or GPUs are shared by ranks.
     """
-    total_gpus = _gpus(nodes, one_node=config.placement == "strict-pack")
     gpus = config.gpus_per_worker
     if gpus is None:
         gpus = 0.0
-        if total_gpus:
+        if any(node.get("GPU") for node in nodes):
             gpus = 1.0
+    layout = Layout(
+        DEFAULT_CPU_WORKERS,
+        config.cpus_per_worker,
+        float(gpus),
+        1,
+        config.placement,
+        config.interface,
+    )
+    capacity = layout.room_on(nodes)
     default_workers = DEFAULT_CPU_WORKERS
-    # On GPUs a trial gets all that it can reach, one for each rank. Where a sweep wants GPUs and
-    # there are none, one worker is enough to be told so below. Only a single rank may have a part.
-    if gpus >= 1 and total_gpus:
-        default_workers = total_gpus
+    # On GPUs a trial gets as many workers as have room. Where a sweep wants GPUs and there are
+    # none, one worker is enough to be told so below. Only a single rank may have a part of one.
+    if gpus >= 1:
+        default_workers = max(1, capacity.most)
     # An earlier run of the sweep comes before the cluster's size, because the world size is part of
     # every trial's identity.
     workers = config.workers or workers or default_workers
@@ -202,10 +210,6 @@ def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | Non
             f"resources.gpus_per_worker: got {gpus:g} with {workers} workers, expected a whole "
             "number; NCCL refuses two ranks on one GPU"
         )
-    layout = Layout(
-        workers, config.cpus_per_worker, float(gpus), 1, config.placement, config.interface
-    )
-    capacity = layout.room_on(nodes)
     for key, size in sizes.items():
         # A trial that may shrink needs room for its smallest size only.
         if capacity.most < min(size, config.min_workers or size):
@@ -214,15 +218,7 @@ def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | Non
     slots = max(1, capacity.slots(workers))
     if config.concurrent_trials is not None:
         slots = min(slots, config.concurrent_trials)
-    return replace(layout, slots=slots, capacity=capacity)
-
-
-def _gpus(nodes: Sequence[Node], *, one_node: bool) -> int:
-    """GPUs that one trial can have."""
-    on_nodes = [int(node.get("GPU", 0.0)) for node in nodes]
-    if one_node:
-        return max(on_nodes, default=0)
-    return sum(on_nodes)
+    return replace(layout, workers=workers, slots=slots, capacity=capacity)
 
 
 def _never_fits(key: str, workers: int, layout: Layout, nodes: Sequence[Node]) -> str:
@@ -237,10 +233,14 @@ def _never_fits(key: str, workers: int, layout: Layout, nodes: Sequence[Node]) -
         where = f"no node of the cluster ({have}) holds more than {room.most}"
     else:
         where = f"the cluster ({have}) holds {room.most}"
-    short = _short_of(layout, nodes)
+    rooms = _room_by_resource(layout, nodes)
+    # Of equals it is the last, the GPU.
+    short = min(reversed(rooms), key=rooms.__getitem__)
     # Where only one resource is asked for, its name says nothing new.
-    if len(bundle) > 1:
+    if len(bundle) > 1 and rooms[short] < workers:
         where += f" for want of {short}s"
+    elif len(bundle) > 1:
+        where += " on nodes that have both"
     *remedies, last = _remedies(key, workers, layout, nodes, short=short)
     what = f"{workers} workers of {need} each never fit"
     if workers == 1:
@@ -248,13 +248,13 @@ def _never_fits(key: str, workers: int, layout: Layout, nodes: Sequence[Node]) -
     return f"resources: {what}: {where}; {', '.join([*remedies, f'or {last}'])}"
 
 
-def _short_of(layout: Layout, nodes: Sequence[Node]) -> str:
-    """The scarcest resource: the fewest workers fit by it. Of equals it is the last, the GPU."""
-    room = {}
+def _room_by_resource(layout: Layout, nodes: Sequence[Node]) -> dict[str, int]:
+    """How many workers of one trial would fit if each resource were the only one."""
+    rooms = {}
     for name, amount in layout.bundle.items():
         counts = tuple(_count(node, {name: amount}) for node in nodes)
-        room[name] = Capacity(counts, layout.room_on(nodes).one_node).most
-    return min(reversed(room), key=room.__getitem__)
+        rooms[name] = Capacity(counts, layout.room_on(nodes).one_node).most
+    return rooms
 
 
 def _remedies(
