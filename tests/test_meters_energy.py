@@ -18,6 +18,7 @@ from suite.meters import LocalPhase, PhaseMeter, Unavailable, combine, hardware,
 from suite.meters.clock import Integral, Most
 from suite.meters.energy import CpuTime, Rapl
 from suite.meters.nvml import Gpu, GpuUtilisation, gpu_sources
+from suite.meters.phases import _open_sources
 
 CPU = torch.device("cpu")
 JOULES_PER_KWH = 3.6e6
@@ -207,6 +208,15 @@ def test_a_board_that_is_not_ours_alone_or_not_known_has_no_energy(
         reason in missing["phases.train.energy_kwh"]
         and reason in missing["phases.train.read_energy_kwh"]
     )
+
+
+def test_a_board_that_a_sweep_shares_is_not_metered_whatever_nvml_lists() -> None:
+    sources, absent = _open_sources(
+        torch.device("cuda"), 4.0, sample_read_energy=True, shares_gpu=True
+    )
+    assert not sources
+    assert set(absent) == {"nvml", "read-eq16"}
+    assert "shares the GPU among trials" in absent["nvml"]
 
 
 def test_another_process_on_the_board_makes_its_energy_null_even_if_it_leaves() -> None:

@@ -20,6 +20,7 @@ from suite.meters.clock import Integral, Most, Unavailable
 from suite.meters.energy import EnergySource, Reading
 
 MIG_IS_ON = "MIG is on: NVML meters the whole board"
+IS_SHARED = "the sweep shares the GPU among trials: NVML meters the whole board"
 IS_VIRTUAL = "a virtual GPU: NVML meters the whole board"
 REST_S = 0.05
 """How long a reading of the energy counter stands.

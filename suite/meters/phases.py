@@ -20,7 +20,7 @@ from suite.meters.clock import Ticker, Unavailable, synchronise
 from suite.meters.energy import WATTS_PER_CORE, CpuTime, EnergySource, Rapl, Reading
 from suite.meters.local import LocalPhase
 from suite.meters.memory import CudaPeak, ResidentPeak, TensorPeak
-from suite.meters.nvml import Gpu, gpu_sources
+from suite.meters.nvml import IS_SHARED, Gpu, gpu_sources
 from suite.meters.totals import phase_energy
 
 
@@ -32,6 +32,7 @@ class PhaseMeter:
         watts_per_core: Power of a busy core, for the estimate where no counter can be read.
         sample_read_energy: Whether to sample READ's equation 16 too (GPU only).
         sources: Energy sources instead of the device's own.
+        shares_gpu: Whether other trials compute on the GPU, so that its energy is nobody's.
         watch_tensors: Whether to watch the tensors' peak on a CPU all the time, and not in `probe`
             alone. It slows every operation.
     """
@@ -43,6 +44,7 @@ class PhaseMeter:
         watts_per_core: float = WATTS_PER_CORE,
         sample_read_energy: bool = True,
         sources: Sequence[EnergySource] | None = None,
+        shares_gpu: bool = False,
         watch_tensors: bool = False,
     ) -> None:
         self.device = device
@@ -50,7 +52,10 @@ class PhaseMeter:
         self._absent: dict[str, str] = {}
         if sources is None:
             self._sources, self._absent = _open_sources(
-                device, watts_per_core, sample_read_energy=sample_read_energy
+                device,
+                watts_per_core,
+                sample_read_energy=sample_read_energy,
+                shares_gpu=shares_gpu,
             )
         else:
             self._sources = list(sources)
@@ -299,11 +304,18 @@ class PhaseMeter:
 
 
 def _open_sources(
-    device: torch.device, watts_per_core: float, *, sample_read_energy: bool
+    device: torch.device, watts_per_core: float, *, sample_read_energy: bool, shares_gpu: bool
 ) -> tuple[list[EnergySource], dict[str, str]]:
     """The device's energy sources, and for each kind that is absent the reason."""
     if device.type == "cuda":
-        return gpu_sources(lambda: Gpu.of(device), sample_read_energy=sample_read_energy)
+
+        def open_gpu() -> Gpu:
+            # NVML's list of processes would tell, too, but some containers hide it.
+            if shares_gpu:
+                raise Unavailable(IS_SHARED)
+            return Gpu.of(device)
+
+        return gpu_sources(open_gpu, sample_read_energy=sample_read_energy)
     absent = {"read-eq16": "READ's equation 16 is defined for GPUs (utilisation x TDP)"}
     sources: list[EnergySource] = [CpuTime(watts_per_core)]
     try:

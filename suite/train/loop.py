@@ -90,7 +90,8 @@ class Trainer:
         rank, world_size, local_rank: Place in the group.
         master_addr, master_port: Rendezvous of this group alone.
         device: "cpu" or "cuda".
-        memory_frac: The share of its GPU's memory that this rank may take; None = all of it.
+        memory_frac: The share of its GPU's memory that this rank may take, where other trials have
+            the rest; None = all of it.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Trainer:
         self.rank = rank
         self.world_size = world_size
         self.device = device
+        self._shares_gpu = memory_frac is not None
         if device == "cuda":
             # Before the group is made: NCCL takes the current device.
             torch.cuda.set_device(local_rank)
@@ -130,7 +132,7 @@ class Trainer:
         # By hash, in the order of the lanes; without lanes it is one trial.
         self._runs: dict[str, RunningTrial] = {}
         # For what lanes do together.
-        self._common = PhaseMeter(torch.device(device))
+        self._common = self._new_meter()
         self._leaving = False
         # The half a million objects of the imported libraries stay, so that no later collection
         # need walk over them.
@@ -191,11 +193,14 @@ class Trainer:
                 _check_level(self._runs.values())
             return next(iter(self._runs.values())).progress.epoch
 
+    def _new_meter(self) -> PhaseMeter:
+        return PhaseMeter(torch.device(self.device), shares_gpu=self._shares_gpu)
+
     def _start_lane(self, number: int, spec: TrialSpec, started_at: float) -> None:
         folder = self.workspace.home.trial(spec)
         if self.rank == 0:
             folder.write_spec(spec)
-        meter = PhaseMeter(torch.device(self.device))
+        meter = self._new_meter()
         checkpoints = Checkpoints(folder.checkpoint, self.workspace.fence, self._mirror)
         with meter.phase("load"):
             warm = self._warm_for(spec, meter)
