@@ -466,7 +466,13 @@ def test_a_bug_in_a_kernel_is_the_trials_fault_though_its_message_names_assertio
     advice = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
     for text in ("device-side assert triggered", "an illegal memory access was encountered"):
         assert not is_infrastructure(RuntimeError(f"CUDA error: {text}{advice}"))
-    assert is_infrastructure(RuntimeError(f"CUDA error: unspecified launch failure{advice}"))
+    for text in (
+        "unspecified launch failure",
+        "uncorrectable NVLink error detected during the execution",
+        "hardware stack error",
+        "system not yet initialized",
+    ):
+        assert is_infrastructure(RuntimeError(f"CUDA error: {text}{advice}"))
 
 
 def test_files_that_a_machine_lacks_are_not_the_trials_fault() -> None:

@@ -53,9 +53,12 @@ _SIGNS = (
     "broken pipe",
     "nccl",
     "gloo",
-    # of a lost GPU
+    # of a lost GPU, or of a host whose GPUs cannot reach one another
     "unspecified launch failure",
     "ecc error",
+    "nvlink",
+    "hardware stack error",
+    "system not yet initialized",
     "device unavailable",
     "cuda error: unknown error",
     "no cuda gpus are available",
