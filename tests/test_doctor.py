@@ -25,13 +25,16 @@ import torch
 from optuna.study import StudyDirection
 
 from suite.cluster.session import cluster
+from suite.doctor import join, machine
 from suite.doctor.cluster import _size, check_cluster, check_versions, judge_clock
 from suite.doctor.finding import Finding, Level, fail, merge_nodes, ok, run_checks
 from suite.doctor.install import amdsmi, packages, sessions, socket_paths, token_file
+from suite.doctor.join import Node
 from suite.doctor.machine import energy, gpus, machine_checks, nearest, shared_memory
 from suite.doctor.mlflow import check_store
 from suite.doctor.optuna import check_optuna
 from suite.doctor.places import home_writable, left_as_found, storage
+from suite.plan.gpus import Gpus
 from suite.plan.partitioning import container_limit
 from suite.tracking.optuna_mirror import open_storage
 from tests.commands import Suite, suite
@@ -118,11 +121,50 @@ def test_a_gpu_and_its_torch_are_in_order_and_bfloat16_is_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(machine, "local_gpus", Gpus)
     assert [f.level for f in gpus(gpu())] == [Level.OK, Level.OK]
     assert [(f.check, f.level) for f in gpus(gpu(CudaComputeCapability=(7, 5)))] == [
         ("gpus", Level.OK),
         ("bf16", Level.WARN),
     ]
+
+
+def test_gpus_that_torch_cannot_start_are_a_failure_unless_they_are_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(machine, "local_gpus", lambda: Gpus(problem="Error 802"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (found,) = gpus(gpu())
+    assert found.level is Level.FAIL and "torch cannot use them: Error 802" in found.found
+    assert "fabric manager" in found.remedy
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (found,) = gpus(gpu())
+    assert found.level is Level.OK and "hidden" in found.found
+
+
+def test_nccl_is_tried_between_the_nodes_that_have_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Node("a", "a", "10.0.0.1", 0)
+    one = Node("b", "b", "10.0.0.2", 1)
+    eight = [Node(name, name, "10.0.0.9", 8) for name in "cd"]
+    monkeypatch.setattr(join, "_join", lambda nodes, backend: (backend, [n.id for n in nodes]))
+    assert join.check_join([head, *eight]) == [("gloo", ["a", "c", "d"]), ("nccl", ["c", "d"])]
+    assert join.check_join([head, eight[0]]) == [("gloo", ["a", "c"]), ("nccl", ["c", "c"])]
+    assert join.check_join([head, one]) == [("gloo", ["a", "b"])], "no two ranks on one GPU"
+    assert join.check_join([eight[0]]) == [("gloo", ["c", "c"]), ("nccl", ["c", "c"])]
+
+
+def test_ranks_of_one_node_see_the_gpus_of_both() -> None:
+    first, second = [Node(name, name, "10.0.0.9", 8) for name in "cd"]
+    places = [(7001, ("3",)), (7002, ("5",)), (7003, ("0",))]
+    found = join.meetings([first, first, second], places, "10.0.0.9", "nccl")
+    assert [(m.rank, m.port, m.gpus, m.device) for m in found] == [
+        (0, 7001, ("3", "5"), "cuda:0"),
+        (1, 7001, ("3", "5"), "cuda:1"),
+        (2, 7001, ("0",), "cuda:0"),
+    ]
+    (cpu, _, _) = join.meetings([first, first, second], places, "10.0.0.9", "gloo")
+    assert cpu.device == "cpu" and cpu.gpus == ()
 
 
 def test_a_machine_without_gpus_is_in_order_and_trains_over_gloo() -> None:

@@ -12,6 +12,7 @@ import psutil
 import pynvml
 
 from suite.doctor.finding import Check, Finding, fail, ok, warn
+from suite.plan.gpus import local_gpus
 
 GIB = 2**30
 # Below the least a check fails, below the little it warns. All of these limits are ours.
@@ -31,7 +32,7 @@ NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_L
 def machine_checks(home: Path) -> list[tuple[str, Check]]:
     """The checks of the machine that this process runs on.
 
-    They start nothing and make no CUDA context.
+    They make no CUDA context in this process.
     """
     return [
         ("gpus", gpus),
@@ -76,6 +77,14 @@ def gpus(api: Any = pynvml) -> list[Finding]:
     if int(built_for.split(".")[0]) > cuda // 1000:
         found = f"{seen}, too old for torch's CUDA {built_for}"
         remedy = f"update the driver, or install a torch built for CUDA {cuda // 1000}"
+        return [fail("gpus", found=found, remedy=remedy)]
+    # NVML sees them all the same.
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return [ok("gpus", found=f"{seen}, hidden by CUDA_VISIBLE_DEVICES")]
+    problem = local_gpus().problem
+    if problem:
+        found = f"{seen}, but torch cannot use them: {problem}"
+        remedy = "nvidia-smi and dmesg say more; boards with NVSwitch need a running fabric manager"
         return [fail("gpus", found=found, remedy=remedy)]
     # The boards of one machine are taken to be alike.
     return [ok("gpus", found=seen), _bf16(api, handles[0])]
