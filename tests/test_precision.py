@@ -14,6 +14,8 @@ from suite.backbones.weights import cast_weights
 from suite.config import precision
 from suite.config.precision import precision_of
 from suite.config.training import TrainingConfig
+from suite.plan.gpus import Gpus
+from suite.profiling import setting
 from suite.profiling.batches import training_batch
 from suite.profiling.setting import make_setting
 from suite.record.folder import Home
@@ -63,6 +65,7 @@ def test_auto_takes_bf16_only_on_a_gpu_that_does_not_emulate_it(
         lambda including_emulation=True: in_hardware or including_emulation,
     )
     assert precision_of(TrainingConfig(), "cuda") == found
+    monkeypatch.setattr(setting, "local_gpus", lambda: Gpus(bf16=in_hardware))
     assert make_setting({"batch": None}).dtype == found
     assert make_setting({"device": "cpu"}).dtype == "fp32"
 

@@ -87,7 +87,10 @@ def show_plan(
     check_records(states, place)
     if storage is None:
         check_pretrained(states)
-    warn_of_other_runs(config.training, states, None if layout is None else layout.device)
+    device = None
+    if layout is not None:
+        device = layout.device
+    warn_of_other_runs(_as_computed(plan.config, device).training, states, device)
     warn_of_untried(plan)
     check_local_data(plan, data_root=data_root)
     cells = cell_rows(plan)
@@ -156,6 +159,15 @@ def _asked_gpus() -> Gpus:
     from suite.plan.gpus import local_gpus
 
     return local_gpus()
+
+
+def _as_computed(config: SweepConfig, device: str | None) -> SweepConfig:
+    """The sweep with the precision that `auto` comes to on this machine's GPUs."""
+    from suite.plan.gpus import as_computed
+
+    if device != "cuda":
+        return config
+    return as_computed(config, _asked_gpus())
 
 
 def _local_node() -> Node:
@@ -265,7 +277,6 @@ def partitioning(
         layout: What one trial gets here; None where it does not run here.
         where: The sweep's file, for errors.
     """
-    from suite.plan.gpus import as_computed
     from suite.plan.partitioning import (
         candidates,
         cpu_worker_bytes,
@@ -301,8 +312,7 @@ def partitioning(
     from suite.profiling.fit import first_that_fits
 
     assert worker_bytes is not None  # unknown memory settles it
-    if device == "cuda":
-        plan = replace(plan, config=as_computed(plan.config, _asked_gpus()))
+    plan = replace(plan, config=_as_computed(plan.config, device))
     return first_that_fits(plan, device=device, worker_bytes=worker_bytes, where=where)
 
 

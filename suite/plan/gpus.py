@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from suite.config.sweep import SweepConfig
-from suite.errors import ResourceError
+from suite.errors import ResourceError, end_of
 
-ASK_S = 60.0
+ASK_S = 300.0
+"""Time for a new Python to import torch and open every board.
+
+A cold start from a disk that hosts share takes minutes.
+"""
 QUESTION = """
 import json, torch
 try:
@@ -34,29 +38,33 @@ class Gpus:
 
     Attributes:
         least_bytes: Memory of the smallest; None = unknown.
-        bf16: Whether they multiply bf16 in hardware.
+        bf16: Whether they multiply bf16 in hardware; None = unknown.
         problem: Why torch cannot use them; "" where it can.
     """
 
     least_bytes: int | None = None
-    bf16: bool = True
+    bf16: bool | None = None
     problem: str = ""
 
 
 def local_gpus() -> Gpus:
-    """Ask this host's torch; what it does not say in time is unknown.
+    """Ask this host's torch; that it does not answer is a problem, too.
 
-    A process of its own asks, because a process that has asked holds some of a GPU's memory.
+    A process of its own asks, because a process that has asked may hold some of a GPU's memory,
+    and the meter would count it among those that compute on the board.
     """
     command = [sys.executable, "-c", QUESTION]
     try:
         done = subprocess.run(  # noqa: S603
-            command, capture_output=True, text=True, timeout=ASK_S, check=True
+            command, capture_output=True, text=True, timeout=ASK_S, check=False
         )
+    except subprocess.TimeoutExpired:
+        return Gpus(problem=f"it did not answer within {ASK_S:g} s")
+    try:
         # Libraries may have printed before it.
         return Gpus(**json.loads(done.stdout.splitlines()[-1]))
-    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
-        return Gpus()
+    except (ValueError, IndexError):
+        return Gpus(problem=end_of(done.stderr) or f"it ended with code {done.returncode}")
 
 
 def usable(answers: Mapping[str, Gpus]) -> Gpus:
@@ -76,7 +84,8 @@ def usable(answers: Mapping[str, Gpus]) -> Gpus:
             )
     found = answers.values()
     sizes = [answer.least_bytes for answer in found if answer.least_bytes is not None]
-    return Gpus(min(sizes, default=None), all(answer.bf16 for answer in found))
+    have_bf16 = [answer.bf16 for answer in found if answer.bf16 is not None]
+    return Gpus(min(sizes, default=None), all(have_bf16) if have_bf16 else None)
 
 
 def missing_for_offload() -> list[str]:
@@ -90,8 +99,12 @@ def no_offload(missing: Sequence[str]) -> str:
 
 
 def as_computed(config: SweepConfig, gpus: Gpus) -> SweepConfig:
-    """The sweep with the precision that `auto` comes to on these GPUs."""
-    if config.training.precision != "auto" or gpus.bf16:
+    """The sweep with the precision that `auto` comes to on these GPUs.
+
+    What reads it need not ask torch, which would open a GPU in this process.
+    """
+    if config.training.precision != "auto" or gpus.bf16 is None:
         return config
-    training = config.training.model_copy(update={"precision": "fp32"})
+    precision = "bf16" if gpus.bf16 else "fp32"
+    training = config.training.model_copy(update={"precision": precision})
     return config.model_copy(update={"training": training})

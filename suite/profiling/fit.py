@@ -219,4 +219,6 @@ def _cases(plan: Plan, *, where: str, cache: Path | None, data_root: Path | None
             yield Case(resolved, objective, cell.arm, config.training, ranks)
     for spec in plan.pretrains:
         resolved, objective = pretrain_objective(spec, cache=cache, data_root=data_root)
-        yield Case(resolved, objective, spec.arm, spec.training, spec.world_size, pretrains=True)
+        # The sweep's, of which a caller may know already what `auto` comes to.
+        training = spec.training.model_copy(update={"precision": config.training.precision})
+        yield Case(resolved, objective, spec.arm, training, spec.world_size, pretrains=True)

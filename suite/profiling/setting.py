@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from suite.config.loader import Strict, validate
 from suite.config.numbers import Count, Seconds
-from suite.config.precision import gpu_precision
 from suite.config.training import FrozenWeights, TrainingConfig
+from suite.plan.gpus import local_gpus
 
 
 class Setting(Strict):
@@ -114,10 +114,23 @@ def make_setting(given: Mapping[str, Any]) -> Setting:
         found["device"] = "cuda" if torch.cuda.is_available() else "cpu"
     on_gpu = found["device"] == "cuda"
     if found["dtype"] == "auto":
-        found["dtype"] = gpu_precision() if on_gpu else "fp32"
+        found["dtype"] = _gpu_dtype() if on_gpu else "fp32"
     if found["batch"] is None:
         found["batch"] = 96 if on_gpu else 8  # 96: READ's batch (arXiv 2305.15348)
     if found["seconds"] is None:
         # NVML's energy counter is refreshed every 20 to 100 ms, which must be little beside them.
         found["seconds"] = 10.0 if on_gpu else 3.0
     return validate(Setting, found, where="suite profile")
+
+
+def _gpu_dtype() -> Literal["fp32", "bf16"]:
+    """bf16, or fp32 where this machine's GPUs only emulate it.
+
+    A machine without a GPU, which estimates for one that has some, takes bf16.
+    """
+    import torch
+
+    # Another process asks: a GPU that this one opened would count it in every measurement.
+    if torch.cuda.is_available() and local_gpus().bf16 is False:
+        return "fp32"
+    return "bf16"

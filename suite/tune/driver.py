@@ -20,6 +20,7 @@ from ray.tune.experiment import Trial as TuneTrial
 from suite.cluster.access import ray_says_nothing, tune_keeps_secrets
 from suite.cluster.head import head_watched
 from suite.cluster.session import (
+    ANSWER_S,
     alive_nodes,
     ask_nodes,
     check_interface,
@@ -35,7 +36,15 @@ from suite.errors import ConfigError, ResourceError, StorageError
 from suite.plan.cell_state import CellState, all_over, read_states
 from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
 from suite.plan.events import Listener, Listeners, Outcome
-from suite.plan.gpus import Gpus, as_computed, local_gpus, missing_for_offload, no_offload, usable
+from suite.plan.gpus import (
+    ASK_S,
+    Gpus,
+    as_computed,
+    local_gpus,
+    missing_for_offload,
+    no_offload,
+    usable,
+)
 from suite.plan.partitioning import (
     USABLE_FRAC,
     Decision,
@@ -170,11 +179,11 @@ def run_sweep(
                 check_interface(layout.interface)
             store_definition(plan, home)
             mirror.push_definition(config.name)
-            warn_of_other_runs(config.training, states, layout.device, here=address is None)
             check_measurable(config, layout.device, here=address is None, where=where)
             gpus = _asked_gpus(layout, config.training)
             memory = partial(_worker_bytes, plan, layout, nodes, gpus)
             sized = replace(plan, config=as_computed(config, gpus))
+            warn_of_other_runs(sized.config.training, states, layout.device, here=address is None)
             decision = decide(sized, layout, memory, home=home, data_root=data_root, where=where)
             log.info("weights: %s: %s", decision.partitioning, decision.why)
             lanes = _lanes(
@@ -363,12 +372,20 @@ def _asked_gpus(layout: Layout, training: TrainingConfig) -> Gpus:
     """What torch says of the GPUs that are up; those to come are taken to be as good.
 
     Raises:
-        ResourceError: A node's torch cannot use its GPUs, or DeepSpeed cannot offload there.
+        ResourceError: A node's torch cannot use its GPUs, no node answers, or DeepSpeed cannot
+            offload there.
     """
     if layout.device != "cuda":
         return Gpus()
     nodes = alive_nodes(with_gpu=True)
-    answers = ask_nodes(nodes, local_gpus)
+    answers = ask_nodes(nodes, local_gpus, timeout_s=ASK_S + ANSWER_S)
+    silent = [name for node, name in nodes.items() if node not in answers]
+    if silent:
+        said = f"{', '.join(silent)}: did not say within {ASK_S + ANSWER_S:g} s what GPUs it has"
+        # How weights are laid out would be decided for all runs of the sweep, by a guess.
+        if not answers:
+            raise ResourceError(f"node {said}; see what keeps it busy, then run this again")
+        log.warning("node %s; they are taken to be as good as those of the other nodes", said)
     gpus = usable({f"node {nodes[node]}": answer for node, answer in answers.items()})
     if training.offload != "none":
         for node, missing in ask_nodes(nodes, missing_for_offload).items():
