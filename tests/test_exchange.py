@@ -13,7 +13,7 @@ import pytest
 
 from suite import __version__
 from suite.errors import TrackingError
-from suite.leaderboard.file import SCHEMA_VERSION
+from suite.leaderboard.file import SCHEMA_VERSION, write_rows
 from suite.record.folder import Home
 from suite.storage.identity import home_id
 from suite.tracking import leaderboard, open_store, sync, to_rows
@@ -335,7 +335,8 @@ def test_a_cut_file_is_refused(cluster: Home, merged: Home, tmp_path: Path, suff
     path = tmp_path / f"results.{suffix}"
     export_results(path, tracking_uri=cluster.tracking_uri)
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(TrackingError, match=r"not (whole JSON.*was it cut|a whole file of rows)"):
+    says = r"not (whole JSON.*was it cut|a whole file of rows.*; get it again)"
+    with pytest.raises(TrackingError, match=says):
         import_results(path, tracking_uri=merged.tracking_uri)
     assert open_store(merged.tracking_uri).experiments() == {}
 
@@ -346,8 +347,10 @@ def test_other_tables_other_suffixes_and_absent_files_are_refused(
     import pandas as pd
 
     pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "other.parquet")
+    write_rows(tmp_path / "empty.parquet", [])
     for name, says in (
-        ("other.parquet", "no file of rows"),
+        ("other.parquet", "no file of rows; get it again, or export it again"),
+        ("empty.parquet", "holds no rows; get it again, or export it again"),
         ("absent.json", "no such file"),
         ("results.csv", r"expected \.json or"),
     ):

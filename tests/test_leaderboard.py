@@ -416,13 +416,14 @@ def test_a_file_of_rows_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> N
         read_rows(path)
     for changed in (
         table.drop_columns(["digest"]),
+        table.append_column("digest", table.column("digest")),
         table.set_column(0, "backbone", pa.array([1])),
         table.set_column(3, "architecture", pa.array(["{"])),
         table.set_column(3, "architecture", pa.array(["[" * 10**5])),
         table.set_column(3, "architecture", pa.array([None], pa.string())),
     ):
         pq.write_table(changed, path)
-        with pytest.raises(TrackingError, match="remove it, and run: suite sync"):
+        with pytest.raises(TrackingError, match="remove it and run: suite sync, then import"):
             read_rows(path)
 
 

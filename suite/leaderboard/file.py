@@ -27,7 +27,7 @@ MEANING = 3
 SCHEMA_VERSION = short_hash([MEANING, [[about.name, about.kind.value] for about in FIELDS]])
 """The version changes when a field comes or goes, or changes its meaning or its kind."""
 VERSION_KEY = b"suite-rows"
-REMEDY = "remove it, and run: suite sync"
+REMEDY = "remove it and run: suite sync, then import again what came from other homes"
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
@@ -51,8 +51,12 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         pq.write_table(table, temporary, compression="zstd")
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path, *, remedy: str | None = None) -> list[Row]:
     """The rows of a file, in its order.
+
+    Args:
+        path: The file.
+        remedy: What helps where it is no whole file of this version; None = it is a store's.
 
     Raises:
         TrackingError: There is no such file; it was cut, is another kind of file, has another
@@ -61,6 +65,8 @@ def read_rows(path: Path) -> list[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    damaged = remedy or REMEDY
+    outdated = remedy or "run: suite sync, or import the results of another home again"
     try:
         # `pq.read_table` imports pandas, which takes longer than all else that a reader does.
         with pq.ParquetFile(path) as file:
@@ -71,30 +77,29 @@ def read_rows(path: Path) -> list[Row]:
     except (OSError, ValueError, pa.ArrowException) as error:
         # pyarrow's messages may have many lines, of which the first says what is wrong.
         reason = str(error).partition("\n")[0]
-        raise TrackingError(f"{path}: not a whole file of rows: {reason}; {REMEDY}") from None
+        raise TrackingError(f"{path}: not a whole file of rows: {reason}; {damaged}") from None
     version = (table.schema.metadata or {}).get(VERSION_KEY)
     if version is None:
-        raise TrackingError(f"{path}: parquet, but no file of rows; {REMEDY}")
+        raise TrackingError(f"{path}: parquet, but no file of rows; {damaged}")
     if version != SCHEMA_VERSION.encode():
         raise TrackingError(
             f"{path}: got rows of schema version {version.decode(errors='replace')}, expected "
-            f"{SCHEMA_VERSION}: another version of the suite wrote it; run: suite sync, or import "
-            "the results of another home again"
+            f"{SCHEMA_VERSION}: another version of the suite wrote it; {outdated}"
         )
     # The version says what should be there; a file that another program wrote may still lack it.
     absent = sorted(set(NAMES) - set(table.column_names))
     if absent:
-        raise TrackingError(f"{path}: lacks the columns {', '.join(absent)}; {REMEDY}")
+        raise TrackingError(f"{path}: lacks the columns {', '.join(absent)}; {damaged}")
     try:
         columns = [_values(table, name) for name in NAMES]
-    except (ValueError, RecursionError) as error:
-        raise TrackingError(f"{path}: not what this suite writes: {error}; {REMEDY}") from None
+    except (ValueError, KeyError, RecursionError) as error:
+        raise TrackingError(f"{path}: not what this suite writes: {error}; {damaged}") from None
     for kind in KINDS:
         # Few names stand in many rows, so each is looked at once.
         for name in set(columns[NAMES.index(kind)]):
             wrong = why_not(kind, name or "")
             if wrong is not None:
-                raise TrackingError(f"{path}: {wrong}; {REMEDY}")
+                raise TrackingError(f"{path}: {wrong}; {damaged}")
     rows = []
     for values in zip(*columns, strict=True):
         rows.append(row_of(dict(zip(NAMES, values, strict=True))))

@@ -39,6 +39,7 @@ TOLERANCE = 1e-9
 LARGEST = 1e100
 """No measured number is larger, and sums of numbers near the end of the range overflow."""
 MADE_AGAIN = "export it again from the home that ran the sweep: this file was changed since"
+REMEDY = "get it again, or export it again with the version of the suite that is here"
 NEEDED = ("home", "sweep", "backbone", "method", "task", "arm", "digest")
 """Fields that may not be empty."""
 
@@ -113,15 +114,18 @@ def read_results(path: Path) -> list[Row]:
     """The rows of a file, checked as a whole.
 
     Raises:
-        TrackingError: Absent, too large, cut, of another kind or of another schema version, or a
-            row in it does not make sense, or stands there twice.
+        TrackingError: Absent, too large, without rows, cut, of another kind or of another schema
+            version, or a row in it does not make sense, or stands there twice.
     """
     _check_suffix(path)
     _check_size(path)
     if path.suffix == ".json":
         found = _read_json(path)
     else:
-        found = [vars(row) for row in read_rows(path)]
+        found = [vars(row) for row in read_rows(path, remedy=REMEDY)]
+    # Nothing exports such a file, and a script that merges files would not notice.
+    if not found:
+        raise TrackingError(f"{path}: holds no rows; {REMEDY}")
     # Built once, because building the validator of a class with many fields takes long.
     check = TypeAdapter(Row)
     rows: list[Row] = []
@@ -182,7 +186,7 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
         raise TrackingError(
             f"{path}: got rows of schema version {data.get('schema_version')}, written by suite "
             f"{data.get('suite_version', '?')}, expected {SCHEMA_VERSION}; "
-            "export it again with the version of the suite that is here"
+            f"{REMEDY}"
         )
     try:
         return ResultsFile.model_validate(data).rows
