@@ -101,6 +101,14 @@ def _by_count(ours: Sequence[Any], theirs: Sequence[Any], groups: Sequence[str] 
     units = int(differs.sum())
     if groups is not None:
         units = len(set(np.asarray(groups)[differs]))
+    return least_p(units)
+
+
+def least_p(units: int) -> float:
+    """The p-value of two arms that differ on this many items, all in the same direction.
+
+    No p is lower; 0 above `FEW`.
+    """
     if units > FEW:
         return 0.0
     return 2.0 ** (1 - units)

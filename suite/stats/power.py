@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from suite.stats.compare import OWN, Evidence, items_part
-from suite.stats.exact import FEW
+from suite.stats.exact import least_p
 from suite.stats.significance import LEVEL, half_width
 
 POWER = 0.8
@@ -131,7 +131,7 @@ def power_of(spread: Spread, *, seeds: int, pairs: int, looks: float = 1) -> Pow
     if spread.seeds == 0 and spread.items == 0:
         return Power(seeds, pairs, None, None)
     error = (1 - LEVEL) / (pairs * looks)
-    if _least_p(spread.units) >= error:
+    if spread.units is not None and least_p(spread.units) >= error:
         return Power(seeds, pairs, None, None)
     shown = None
     if seeds > 1:
@@ -149,13 +149,6 @@ def power_of(spread: Spread, *, seeds: int, pairs: int, looks: float = 1) -> Pow
                 low = middle
         enough = high
     return Power(seeds, pairs, shown, enough)
-
-
-def _least_p(units: int | None) -> float:
-    """The p-value of two arms that differ on all items in the same direction; no p is lower."""
-    if units is None or units > FEW:
-        return 0.0
-    return 2.0 ** (1 - units)
 
 
 def _shown(spread: Spread, seeds: int, error: float) -> float:
