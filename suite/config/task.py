@@ -251,10 +251,6 @@ class WritingTask(BaseTask):
         return self
 
     @property
-    def columns(self) -> list[str]:
-        return [*self.inputs, self.target]
-
-    @property
     def text_columns(self) -> list[str]:
         return [*self.inputs, self.target]
 

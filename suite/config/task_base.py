@@ -345,7 +345,7 @@ class BaseTask(Strict):
     @property
     def columns(self) -> list[str]:
         """Every column that must exist in the data."""
-        return [*self.inputs]
+        return self.text_columns
 
     @property
     def read_columns(self) -> list[str]:

@@ -14,24 +14,21 @@ Deviations:
 from __future__ import annotations
 
 import string
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from suite.backbones.base import Kind
-from suite.backbones.loading import Head
 from suite.config.task import InstructionTask
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED, collate_padded
-from suite.data.language_model import summed_nll
+from suite.data.language_model import LikelihoodObjective
 from suite.data.objective import (
     Batch,
     Columns,
     Features,
-    Objective,
     continuation_features,
     fill_row,
     lengths,
@@ -44,12 +41,10 @@ from suite.errors import IncompatibleError
 from suite.metrics.text import perplexity
 
 
-class InstructionObjective(Objective):
+class InstructionObjective(LikelihoodObjective):
     """The model reads a prompt and is scored on the tokens of the response; an item is a row."""
 
-    head = Head("text")
     task: InstructionTask
-    item_columns: ClassVar[tuple[str, str]] = ("tokens", "nll")
 
     def score(
         self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
@@ -59,22 +54,6 @@ class InstructionObjective(Objective):
     def fingerprint(self) -> dict[str, Any]:
         own = self.task.model_dump(mode="json", include={"without_input", "packing"})
         return {**super().fingerprint(), **own}
-
-    def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
-        """Negative log-likelihood of each response, in nats, summed over its tokens.
-
-        It takes one forward pass, whatever `synced` says.
-        """
-        return summed_nll(*self._aligned(model(**batch).logits, batch["labels"]))
-
-    @abstractmethod
-    def _aligned(
-        self, logits: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and labels, such that each label stands where it is predicted.
-
-        (B, T, vocabulary) and (B, T).
-        """
 
     def _examples(self, columns: Columns) -> Iterator[tuple[str, str, str]]:
         """Yield each row's prompt, the part of it that must not be cut off, and the response."""
@@ -122,11 +101,6 @@ class TextToTextInstruction(InstructionObjective):
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         return self._padded_with_target(rows)
-
-    def _aligned(
-        self, logits: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return logits, labels
 
 
 class DecoderInstruction(InstructionObjective):

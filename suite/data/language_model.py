@@ -26,7 +26,35 @@ from suite.errors import IncompatibleError
 from suite.metrics.text import perplexity
 
 
-class LanguageModelObjective(Objective):
+class LikelihoodObjective(Objective):
+    """Scores an item by the likelihood of its labelled tokens."""
+
+    head = Head("text")
+    item_columns: ClassVar[tuple[str, str]] = ("tokens", "nll")
+
+    def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
+        """Negative log-likelihood of each item, in nats, summed over its labelled tokens.
+
+        It takes one forward pass, whatever `synced` says.
+        """
+        return summed_nll(*self._aligned(model(**batch).logits, batch["labels"]))
+
+    def _aligned(
+        self, logits: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and labels, such that each label stands where it is predicted.
+
+        (B, T, vocabulary) and (B, T).
+        """
+        return logits, labels
+
+    def _rows(self, chunks: Iterable[tuple[list[str], Columns]]) -> Iterator[list[int]]:
+        """Token ids of every text."""
+        for _, columns in chunks:
+            yield from self.encode(columns)["input_ids"]
+
+
+class LanguageModelObjective(LikelihoodObjective):
     """Predicts every token from those before it.
 
     An item is a block of the training text, or a window whose last tokens are scored. The rows of
@@ -36,9 +64,7 @@ class LanguageModelObjective(Objective):
     neither, rows follow one another with nothing between them, and the first token is not scored.
     """
 
-    head = Head("text")
     task: LanguageModelTask
-    item_columns: ClassVar[tuple[str, str]] = ("tokens", "nll")
 
     def __init__(
         self,
@@ -112,10 +138,6 @@ class LanguageModelObjective(Objective):
 
     def fingerprint(self) -> dict[str, Any]:
         return {**super().fingerprint(), "stride": self.stride}
-
-    def _rows(self, chunks: Iterable[tuple[list[str], Columns]]) -> Iterator[list[int]]:
-        for _, columns in chunks:
-            yield from self.encode(columns)["input_ids"]
 
     def _blocks(self, rows: Iterable[list[int]]) -> Iterator[tuple[list[int], int]]:
         for block in blocks(rows, self.training.max_length, separator=self.tokenizer.eos_token_id):

@@ -35,8 +35,8 @@ from suite.config.hashing import derive_seed
 from suite.config.task import ObjectiveName, PretrainTask
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED
-from suite.data.language_model import summed_nll
-from suite.data.objective import Batch, Columns, Features, Objective, rows_of
+from suite.data.language_model import LikelihoodObjective
+from suite.data.objective import Batch, Columns, Features, rows_of
 from suite.data.running_text import blocks, named_chunks
 from suite.data.splits import SplitName
 from suite.data.tokenizer import end_ids
@@ -53,7 +53,7 @@ RANDOM_FRAC = 0.1
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class PretrainingObjective(Objective):
+class PretrainingObjective(LikelihoodObjective):
     """Blocks of packed text, corrupted when they are put into a batch.
 
     The corruption differs in every pass and is the same for every arm.
@@ -63,10 +63,8 @@ class PretrainingObjective(Objective):
         separator: Token put after every text of the corpus; None = none.
     """
 
-    head = Head("text")
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "validation")
     kept_splits: ClassVar[tuple[SplitName, ...]] = ()  # every pass corrupts a block anew
-    item_columns: ClassVar[tuple[str, str]] = ("tokens", "nll")
     task: PretrainTask
     block_tokens: int
     separator: int | None
@@ -81,7 +79,7 @@ class PretrainingObjective(Objective):
     def features(
         self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName
     ) -> Iterator[Features]:
-        items = blocks(self._texts(chunks), self.block_tokens, separator=self.separator)
+        items = blocks(self._rows(chunks), self.block_tokens, separator=self.separator)
         for names, ids in named_chunks(items, split):
             # counted here: the corruption is drawn later, but it never changes how many tokens it
             # hides
@@ -94,10 +92,6 @@ class PretrainingObjective(Objective):
                 # corrupted and with its special tokens, a block fills the input
                 "length": [self.training.max_length] * len(ids),
             }
-
-    def _texts(self, chunks: Iterable[tuple[list[str], Columns]]) -> Iterator[list[int]]:
-        for _, columns in chunks:
-            yield from self.encode(columns)["input_ids"]
 
     @abstractmethod
     def predicted_tokens(self, block: Sequence[int]) -> int:
@@ -122,13 +116,6 @@ class PretrainingObjective(Objective):
             corrupted.append({"input_ids": read, "labels": wanted})
         return self._padded(corrupted, {"input_ids": self.pad_id, "labels": IGNORED})
 
-    def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
-        """Negative log-likelihood of each block's predicted tokens, in nats, summed.
-
-        It takes one forward pass, whatever `synced` says.
-        """
-        return summed_nll(*self._aligned(model(**batch).logits, batch["labels"]))
-
     def score(
         self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
     ) -> dict[str, float]:
@@ -143,15 +130,6 @@ class PretrainingObjective(Objective):
             "block_tokens": self.block_tokens,
             "separator": self.separator,
         }
-
-    def _aligned(
-        self, logits: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and labels, such that each label stands where it is predicted.
-
-        (B, T, vocabulary) and (B, T).
-        """
-        return logits, labels
 
 
 class MaskedObjective(PretrainingObjective):
