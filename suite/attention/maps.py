@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -46,16 +46,12 @@ def watched(sites: dict[str, list[AttentionSite]]) -> Iterator[dict[str, list[Te
         The probabilities of each layer, by site; empty the lists between two forward passes.
     """
     seen: dict[str, list[Tensor]] = {}
-    handles = []
-    for name, of_stack in sites.items():
-        seen[name] = []
-        for site in of_stack:
-            handles.append(_watch(site.module, seen[name]))
-    try:
+    with ExitStack() as hooks:
+        for name, of_stack in sites.items():
+            seen[name] = []
+            for site in of_stack:
+                hooks.enter_context(_watch(site.module, seen[name]))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def reach(site: AttentionSite) -> Reach:

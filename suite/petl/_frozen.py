@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -192,11 +192,8 @@ class _Recorder:
                     raise _EnoughError
 
             # behind the hook that puts the state into the trace
-            handle = blocks[-1].register_forward_hook(end)
-            try:
+            with blocks[-1].register_forward_hook(end):
                 yield trace
-            finally:
-                handle.remove()
 
 
 def frozen_states(model: nn.Module, batch: Mapping[str, Tensor], count: int) -> list[StackStates]:
@@ -283,16 +280,13 @@ def _hooked(blocks: nn.ModuleList, attentions: Sequence[nn.Module]) -> Iterator[
     def record_scores(_attention: nn.Module, _args: Any, output: Any) -> None:
         trace.scores.append(output[-1])
 
-    handles = [blocks[0].register_forward_pre_hook(record_arguments, with_kwargs=True)]
-    for block in blocks:
-        handles.append(block.register_forward_hook(record_state))
-    for attention in attentions:
-        handles.append(attention.register_forward_hook(record_scores))
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(blocks[0].register_forward_pre_hook(record_arguments, with_kwargs=True))
+        for block in blocks:
+            hooks.enter_context(block.register_forward_hook(record_state))
+        for attention in attentions:
+            hooks.enter_context(attention.register_forward_hook(record_scores))
         yield trace
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -308,15 +302,12 @@ def _outputs_kept(blocks: nn.ModuleList, recorded: _Recorded) -> Iterator[None]:
     def end(_block: nn.Module, _args: Any, _output: Any) -> None:
         recorded.after = random_states()
 
-    handles = [blocks[0].register_forward_pre_hook(begin)]
-    for block in blocks:
-        handles.append(block.register_forward_hook(keep))
-    handles.append(blocks[-1].register_forward_hook(end))
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(blocks[0].register_forward_pre_hook(begin))
+        for block in blocks:
+            hooks.enter_context(block.register_forward_hook(keep))
+        hooks.enter_context(blocks[-1].register_forward_hook(end))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -331,12 +322,9 @@ def _replaced(blocks: nn.ModuleList, recorded: _Recorded) -> Iterator[None]:
     forwards = []
     for i in range(len(blocks)):
         forwards.append(functools.partial(_give_recorded, recorded, i, is_last=i == last))
-    handle = blocks[0].register_forward_pre_hook(check, with_kwargs=True)
-    try:
-        with _forwards(blocks, forwards):
-            yield
-    finally:
-        handle.remove()
+    checked = blocks[0].register_forward_pre_hook(check, with_kwargs=True)
+    with checked, _forwards(blocks, forwards):
+        yield
 
 
 @contextmanager

@@ -239,11 +239,8 @@ def _added_before(
         torch.set_grad_enabled(with_graph)
         return (args[0] + correction(),)
 
-    handle = norm.register_forward_pre_hook(add)
-    try:
+    with norm.register_forward_pre_hook(add):
         yield
-    finally:
-        handle.remove()
 
 
 def cell_inputs(trace: Trace, received: Tensor | None) -> list[Tensor]:

@@ -237,15 +237,11 @@ def _gradients_released(model: nn.Module) -> Iterator[None]:
     def release(parameter: Tensor) -> None:
         parameter.grad = None
 
-    handles = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            handles.append(parameter.register_post_accumulate_grad_hook(release))
-    try:
+    with ExitStack() as hooks:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                hooks.enter_context(parameter.register_post_accumulate_grad_hook(release))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _linear_of_stage_3(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
