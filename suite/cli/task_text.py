@@ -131,7 +131,7 @@ def task_text(files: Files) -> tuple[str, str]:
     ]
     if not found.are_numbers:
         lines.append(line("headline: accuracy", "the metric that is the score"))
-    return "\n".join(lines) + "\n", _found_line(data, found)
+    return "\n".join(lines) + "\n", _found_line(found)
 
 
 def _data_keys(data: FileData, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _number_range(found: Labels) -> dict[str, Any]:
     return {"range": [found.low, found.high], "step": step}
 
 
-def _found_line(data: FileData, found: Labels) -> str:
+def _found_line(found: Labels) -> str:
     rows = sum(found.counts.values())
     if found.are_numbers:
         return f"{rows:,} rows, numbers from {found.low:g} to {found.high:g}"

@@ -22,6 +22,7 @@ FIT_EPS = 1e-6
 GPU_FILES = ("nvidia[0-9]*", "kfd", "dxg")
 """Device files of NVIDIA, AMD and Windows' Linux."""
 CGROUP = Path("/sys/fs/cgroup")
+DEVICES = Path("/dev")
 Node = Mapping[str, float]
 
 
@@ -143,9 +144,9 @@ def local_cpus(cgroup: Path = CGROUP) -> int:
     return max(LEAST_CPUS, cores)
 
 
-def may_have_gpu(devices: Path = Path("/dev")) -> bool:
+def may_have_gpu() -> bool:
     """Whether this machine has a GPU, by the files of its drivers: without one it has none."""
-    return any(any(devices.glob(pattern)) for pattern in GPU_FILES)
+    return any(any(DEVICES.glob(pattern)) for pattern in GPU_FILES)
 
 
 def _cpu_quota(cgroup: Path) -> float | None:
