@@ -496,6 +496,9 @@ def test_zero3_over_two_nodes_scores_as_on_one_and_goes_on_with_fewer_ranks(
         shrunk.resumed_from_epochs,
         whole.provenance["world_sizes"],
     ) == ([2, 1], [1], [2])
+    assert spread.provenance["hosts"] == [2]
+    assert packed.provenance["hosts"] == [1]
+    assert shrunk.provenance["hosts"] == [2, 1]
     (first, second), (as_first, as_second) = (
         [e.train_loss for e in result.epochs] for result in (shrunk, whole)
     )

@@ -128,6 +128,7 @@ class Trainer:
         self._mirror = Mirror.of(workspace)
         # One rank of every host looks after the files that its host keeps.
         self._leads = local_rank == 0
+        self._hosts = sum(gather_objects(self._leads))
         self._warm: Warm | None = None
         # By hash, in the order of the lanes; without lanes it is one trial.
         self._runs: dict[str, RunningTrial] = {}
@@ -212,6 +213,7 @@ class Trainer:
         # A trial that is taken up began with its first attempt.
         progress.started_at = min(progress.started_at, started_at)
         progress.world_sizes.append(self.world_size)
+        progress.hosts.append(self._hosts)
         batches = self._train_batches(spec, warm)
         run = RunningTrial(spec, folder, warm, batches, meter, checkpoints, progress)
         self._runs[spec.hash] = run

@@ -188,6 +188,7 @@ def _provenance(run: RunningTrial) -> dict[str, Any]:
         "device": run.warm.engine.device,
         "world_size": run.warm.engine.world_size,
         "world_sizes": run.progress.world_sizes,
+        "hosts": run.progress.hosts,
         "threads_per_worker": torch.get_num_threads(),
         "streams": {name: run.spec.stream(name) for name in ("init", "order", "dropout")},
     }

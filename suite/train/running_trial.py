@@ -31,6 +31,7 @@ class TrialProgress:
         best_sha256: SHA-256 of the file with the best epoch's weights (confirm phase).
         meters: Accounts by rank, with those of ranks that only an earlier, larger attempt had.
         world_sizes: Ranks of each attempt that the trial goes on from.
+        hosts: Hosts of each of them, on which its times depend.
         lanes: The most trials that trained side by side with it, itself included.
     """
 
@@ -46,6 +47,7 @@ class TrialProgress:
     started_at: float = field(default_factory=time.time)
     resumed_from: list[int] = field(default_factory=list)
     world_sizes: list[int] = field(default_factory=list)
+    hosts: list[int] = field(default_factory=list)
     checkpoint_bytes: int | None = None
     midway: dict[str, Any] | None = None
     lanes: int = 1
