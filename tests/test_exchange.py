@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,34 @@ def test_a_later_export_replaces_and_an_earlier_one_does_not(
     assert (
         store.client.get_run(run.id).data.metrics["score_mean"] == rows(merged)[0]["score_mean"]
     ), "MLflow's own pages show the newer"
+
+
+def test_no_import_takes_cells_away(cluster: Home, merged: Home, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.parquet"
+    export_results(whole, tracking_uri=cluster.tracking_uri)
+    first, *others = read_results(whole)
+    # As of two copies of a home that went on by themselves.
+    later = replace(first, ended_at=2 * first.ended_at)
+    part = tmp_path / "part.parquet"
+    write_rows(part, [later, *others[1:]])
+    import_results(whole, tracking_uri=merged.tracking_uri)
+    before = rows(merged)
+    with pytest.raises(TrackingError, match=r"the file's, lacks 1 of the cells of the other"):
+        import_results(part, tracking_uri=merged.tracking_uri)
+    assert rows(merged) == before
+
+
+def test_an_earlier_state_with_cells_of_its_own_is_refused(
+    cluster: Home, merged: Home, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole.parquet"
+    export_results(whole, tracking_uri=cluster.tracking_uri)
+    first, *others = read_results(whole)
+    part = tmp_path / "part.parquet"
+    write_rows(part, [replace(first, ended_at=2 * first.ended_at), *others[1:]])
+    import_results(part, tracking_uri=merged.tracking_uri)
+    with pytest.raises(TrackingError, match=r"the store's, lacks 1 of the cells of the other"):
+        import_results(whole, tracking_uri=merged.tracking_uri)
 
 
 def test_an_export_of_fewer_seeds_is_later_than_that_of_all(

@@ -338,6 +338,16 @@ def failed(report: Report, method: str) -> Report:
     )
 
 
+def test_what_failed_trials_took_is_not_counted_as_nothing(report: Report) -> None:
+    whole = dict(facts(report))["Trials"]
+    assert "not known" not in whole
+    first, *others = report.trials
+    mute = {**first, "status": "failed", "phases": {}}
+    told = dict(facts(replace(report, trials=[mute, *others])))["Trials"]
+    assert told.endswith(", and what the 1 took that failed, which is not known")
+    assert told.split()[0] == whole.split()[0]
+
+
 def test_a_failed_row_is_neither_answer_nor_choice_nor_on_a_front(report: Report) -> None:
     report = failed(report, "read")
     state = "failed: nothing is left to run, and a confirm run has no score."
@@ -993,6 +1003,9 @@ def test_markdown_of_others_stays_text() -> None:
     assert escaped("a|b\n<b> [x](y) `c` *d*") == "a\\|b &lt;b&gt; \\[x](y) \\`c\\` \\*d\\*"
     # One backslash would make another one text, and the link live.
     assert escaped(r"\[x](y)") == r"\\\[x](y)"
+    assert escaped("Lora.__init__() _x_ a_b ~~c~~ $d$") == (
+        r"Lora.\_\_init\_\_() \_x\_ a_b \~\~c\~\~ \$d\$"
+    )
 
 
 def test_build_gives_the_page_that_a_tracking_server_may_keep(home: Home, tmp_path: Path) -> None:

@@ -470,12 +470,17 @@ def _spent(report: Report) -> list[tuple[str, str]]:
     ended = rows_without(report.trials, "status", "unfinished")
     if not ended:
         return []
+    # A trial that failed has no phases, though it took something.
+    told = [trial for trial in ended if trial["phases"]]
     seconds = 0.0
-    for trial in ended:
+    for trial in told:
         for phase_s, _ in trial["phases"].values():
             seconds += phase_s
-    count = f"{len(ended)} trials ended, {values.duration(seconds)} of work"
-    found = [("Trials", f"{count}, energy {_energy_of(ended)}")]
+    text = f"{len(ended)} trials ended, {values.duration(seconds)} of work"
+    text += f", energy {_energy_of(told)}"
+    if len(told) < len(ended):
+        text += f", and what the {len(ended) - len(told)} took that failed, which is not known"
+    found = [("Trials", text)]
     # A damaged record does not say when its trial ran: 0 stands there, which is 1970.
     timed = [trial for trial in ended if trial["started_at"]]
     if timed:

@@ -6,6 +6,7 @@ import csv
 import functools
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,7 +26,11 @@ ESCAPES = {
     "`": "\\`",
     "[": "\\[",
     "*": "\\*",
+    "~": "\\~",
+    "$": "\\$",
 }
+# Within a word an underscore is one; elsewhere it may begin or end emphasis.
+BARE_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
 # A spreadsheet runs a cell that begins with one of these.
 FORMULA_STARTS = ("=", "@", "+", "-", "\t", "\r")
 
@@ -172,4 +177,4 @@ def escaped(text: str) -> str:
     shown = printable(clean(" ".join(text.split())))
     for character, instead in ESCAPES.items():
         shown = shown.replace(character, instead)
-    return shown
+    return BARE_UNDERSCORE.sub(r"\\_", shown)

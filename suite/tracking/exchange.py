@@ -27,7 +27,7 @@ from suite.leaderboard.measures import mean, spread
 from suite.leaderboard.table import compare
 from suite.plan.cell_state import CellStatus
 from suite.tracking.rows import read_rows as rows_of_store
-from suite.tracking.store import Store, open_store, without_password
+from suite.tracking.store import open_store, without_password
 from suite.tracking.sweep_runs import SweepRuns
 
 FORMAT = "suite-rows"
@@ -278,7 +278,8 @@ def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
 
     A home's sweep that the store has already is replaced. It stays where its last trial ended later
     than the file's, or where its test scores were looked at more often. Nothing is written unless
-    the whole file is good.
+    the whole file is good, and no cell is lost: a home's sweep only grows, so its later state has
+    all cells of its earlier one.
 
     Args:
         path: What `export_results` wrote, here or elsewhere.
@@ -286,8 +287,8 @@ def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
         sweep: Only this sweep; None = all.
 
     Raises:
-        TrackingError: `read_results` refuses the file; the file has no such sweep; the store cannot
-            be written.
+        TrackingError: `read_results` refuses the file; the file has no such sweep; the later state
+            of a sweep lacks cells of the earlier one; the store cannot be written.
     """
     # By home too: two clusters may have run a sweep of the same name.
     of_sweeps: dict[tuple[str, str], list[Row]] = defaultdict(list)
@@ -297,25 +298,54 @@ def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
     if sweep is not None and sweep not in known:
         raise TrackingError(str(UnknownNameError("sweep", sweep, known, where=str(path))))
     store = open_store(tracking_uri)
-    report = ImportReport()
+    wanted = []
     for (name, home), rows in sorted(of_sweeps.items()):
-        if sweep in (None, name):
-            _import_sweep(store, name, home, rows, report)
+        if sweep not in (None, name):
+            continue
+        runs = SweepRuns(store, home=home, sweep=name)
+        here = _rows_here(runs)
+        _check_none_is_lost(here, rows, where=f"{path}: {name} of home {home}")
+        wanted.append((runs, here, rows))
+    report = ImportReport()
+    for runs, here, rows in wanted:
+        _import_sweep(runs, here, rows, report)
     return report
 
 
+def _rows_here(runs: SweepRuns) -> dict[str, Row]:
+    try:
+        return {row.cell_key: row for row in runs.rows()}
+    except TrackingError:
+        # Lost, or of another version of the suite: the imported rows take their place.
+        return {}
+
+
+def _check_none_is_lost(here: Mapping[str, Row], rows: Sequence[Row], *, where: str) -> None:
+    given = {row.cell_key for row in rows}
+    later = "the file"
+    lost = sorted(here.keys() - given)
+    if _is_later(here, rows):
+        later = "the store"
+        lost = sorted(given - here.keys())
+    if lost:
+        raise TrackingError(
+            f"{where}: its later state, {later}'s, lacks {len(lost)} of the cells of the other, "
+            f"{lost[0]} among them: rows were taken out, or two copies of the home went on by "
+            "themselves; export all of it from one home, or run `suite sync --new-id` in one of "
+            "the copies and export that again, or import into another --home"
+        )
+
+
+def _is_later(here: Mapping[str, Row], rows: Sequence[Row]) -> bool:
+    """Whether the store has the newer state of a sweep: that with the later trial."""
+    return _lateness(here.values()) > _lateness(rows)
+
+
 def _import_sweep(
-    store: Store, sweep: str, home: str, rows: Sequence[Row], report: ImportReport
+    runs: SweepRuns, here: Mapping[str, Row], rows: Sequence[Row], report: ImportReport
 ) -> None:
     """Write the rows, which the leaderboard reads, and then a run for each cell, for people."""
-    runs = SweepRuns(store, home=home, sweep=sweep)
-    try:
-        here = {row.cell_key: row for row in runs.rows()}
-    except TrackingError:
-        # Lost, or of another version of the suite: these rows take their place.
-        here = {}
-    # Whoever has the later trial has the newer state of the whole sweep.
-    if _lateness(here.values()) > _lateness(rows):
+    if _is_later(here, rows):
         report.older += len(rows)
         return
     counted = []
