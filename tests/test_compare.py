@@ -380,6 +380,32 @@ def test_compare_says_which_is_better_and_by_how_much(finished: Home, suite: Sui
     assert {row["better"] for row in call(suite, finished, "full", "lora")} == {None}
 
 
+def test_the_arms_that_have_not_finished_are_corrected_for(home: Home, suite: Suite) -> None:  # noqa: F811
+    fill(home)
+    whole = {(row["arm_a"], row["arm_b"], row["task"]): row for row in compare_arms(home, [])}
+    ranked = {row.task: row for row in sweep_rows(home, "demo") if row.method == "full"}
+    for task in ("agreement", "entailment"):
+        for seed in (1, 2, 3):
+            shutil.rmtree(home.trial(make_spec("lora", task, seed=seed)).path)
+    full, read = compare_arms(home, [])[0], compare_arms(home, ["full", "read"])[0]
+    assert (full["comparisons"], read["comparisons"]) == (6, 2), "three pairs, two tasks"
+    assert {row["comparisons"] for row in compare_arms(home, [], task="agreement")} == {3}
+    (mean,) = [row for row in compare_arms(home, []) if row["task"] == "mean"]
+    assert (mean["comparisons"], mean["p_holm"]) == (3, pytest.approx(min(1, 3 * mean["p"])))
+    for row in compare_arms(home, []):
+        before = whole[row["arm_a"], row["arm_b"], row["task"]]
+        assert row["p"] == before["p"]
+        assert row["p_holm"] >= before["p_holm"], "no verdict falls when the others finish"
+    _, _, err = suite("compare", "--all-pairs", "--home", home.path)
+    assert "corrects for all 6 tasks and pairs planned, of which 2 can be compared so far" in err
+    for row in sweep_rows(home, "demo"):
+        assert row.planned_arms == 3
+        assert (row.rank is None) is (row.method == "lora")
+        if row.rank is None:
+            continue
+        assert row.shown_difference > 0.9 * ranked[row.task].shown_difference, "three pairs still"
+
+
 def test_no_verdict_rests_on_a_rejected_row_or_on_the_seeds_that_another_one_left(
     tmp_path: Path,
 ) -> None:

@@ -42,6 +42,16 @@ def test_more_rows_in_the_family_ask_for_more_evidence() -> None:
     assert labels(ROW, *others)[0] == (0.06, False)
 
 
+def test_a_verdict_does_not_change_while_the_other_arms_finish() -> None:
+    first = replace(ROW, planned_arms=3)
+    assert labels(first)[0] == pytest.approx((0.06, False))
+    others = [replace(first, arm=name, constant_p=0.5) for name in "bc"]
+    assert labels(first, *others)[0] == pytest.approx((0.06, False))
+    assert labels(first, replace(first, arm="b", status="partial"))[0] == pytest.approx(
+        (0.06, False)
+    )
+
+
 def test_each_look_at_the_test_scores_is_paid_for() -> None:
     assert labels(replace(ROW, test_looks=1)) == [(0.02, True)]
     assert labels(replace(ROW, test_looks=3)) == [(0.06, False)]

@@ -77,6 +77,9 @@ def test_holm_by_hand() -> None:
     )
     assert holm(np.array([0.9, 0.8])).tolist() == [1.0, 1.0]
     assert holm(np.array([])).tolist() == []
+    planned = holm(np.array([0.01, 0.04, 0.03, 0.005]), family=6)
+    assert planned.tolist() == pytest.approx([0.05, 0.12, 0.12, 0.03])
+    assert holm(np.array([0.01, 0.04]), family=1).tolist() == pytest.approx([0.02, 0.04])
 
 
 def test_the_items_variance_of_one_seed_is_that_of_a_share() -> None:
@@ -381,6 +384,13 @@ def test_a_group_in_the_middle_has_the_places_that_are_left() -> None:
     assert [
         rank_text(r) for r in rank_groups(evidence(scores, items=0.01), higher_is_better=True)
     ] == ["1", "2-3", "2-3", "4"]
+
+
+def test_arms_that_have_not_finished_are_corrected_for() -> None:
+    both = evidence([[80.0, 81.0, 82.0], [85.0, 86.0, 87.0]], items=0.01)
+    for planned, expected in ((0, ["2", "1"]), (2, ["2", "1"]), (12, ["1-2", "1-2"])):
+        found = rank_groups(both, higher_is_better=True, planned=planned)
+        assert list(map(rank_text, found)) == expected
 
 
 def test_the_order_select_arms_changes_nothing() -> None:

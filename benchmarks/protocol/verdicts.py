@@ -266,6 +266,39 @@ def false_alarms(seed_sds: Sequence[float], *, seeds: int, sweeps: int) -> Alarm
     return Alarms(any_pair / sweeps, pair / sweeps)
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Shares of sweeps, of equal arms that the ranks tell apart while they finish one by one.
+
+    Attributes:
+        end: When all have finished.
+        finished: At any time, with a correction for the arms that have finished.
+        planned: At any time, with a correction for all arms that the sweep plans.
+    """
+
+    end: float
+    finished: float
+    planned: float
+
+
+def watched(*, arms: int, seeds: int, sweeps: int) -> Watched:
+    """How often somebody who reads the ranks after every arm sees equal arms told apart."""
+    rng = np.random.default_rng([arms, seeds, sweeps])
+    end = 0
+    ever = {0: 0, arms: 0}
+    for _ in range(sweeps):
+        scores = rng.normal(size=(arms, seeds)) + rng.normal(0, ITEMS_SD, (arms, 1))
+        for planned in ever:
+            told = []
+            for count in range(2, arms + 1):
+                evidence = made_evidence(scores[:count])
+                ranks = rank_groups(evidence, higher_is_better=True, planned=planned)
+                told.append(any(rank != (1, count) for rank in ranks))
+            ever[planned] += any(told)
+        end += told[-1]
+    return Watched(end / sweeps, ever[0] / sweeps, ever[arms] / sweeps)
+
+
 def shown(lead: float, *, arms: int, seeds: int, sweeps: int, items_sd: float = 0.0) -> Alarms:
     """How often an arm that is better is told apart from another: in its ranks, and by `compare`.
 
@@ -443,6 +476,16 @@ def print_false_alarms(sweeps: int) -> None:
         _line(sd, 7, 1, _share(found.any_pair), _share(found.pair))
 
 
+def print_watched(sweeps: int) -> None:
+    """Equal arms, whose ranks are read after each that finishes."""
+    _table("arms", "seeds", "all have finished", "ever: finished arms", "ever: planned arms")
+    for arms in (2, 4, 7, 12):
+        for seeds in (2, 3, 5, 8):
+            found = watched(arms=arms, seeds=seeds, sweeps=sweeps)
+            shares = (found.end, found.finished, found.planned)
+            _line(arms, seeds, *map(_share, shares))
+
+
 def print_few_items(sweeps: int) -> None:
     """Equal arms that differ on few items, on a task and on its mean with another task."""
     _table("wrong on", "errors that each seed makes anew", "seeds", "compare: p < 5%", "mean")
@@ -538,6 +581,7 @@ def print_coverage(data_sets: int) -> None:
 
 PARTS: dict[str, Callable[[int], None]] = {
     "false-alarms": print_false_alarms,
+    "watched": print_watched,
     "few-items": print_few_items,
     "power": print_power,
     "formula": print_formula,

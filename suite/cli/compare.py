@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -54,8 +55,8 @@ def compare(
 ) -> None:
     """Print the difference A - B per task and on their mean, with interval, p-value and effect.
 
-    Holm's correction covers all tasks and pairs that are printed, and further looks at test scores;
-    the means are a family of their own. One seed gives no p-value.
+    Holm's correction covers all tasks and pairs that are printed or that the sweep still plans, and
+    further looks at test scores; the means are a family of their own. One seed gives no p-value.
     """
     # What a command computes with is imported when it runs: `--help` must not wait.
     from suite.leaderboard.pairs import KEYS, compare_arms
@@ -83,14 +84,18 @@ def _say_what_it_rests_on(rows: Sequence[Row]) -> None:
     """Say on stderr what Holm's correction covers, and what these seeds could tell apart."""
     from suite.stats.power import sentence_of
 
-    families = {}
+    families = defaultdict(list)
     for row in rows:
         if row["comparisons"] is not None:
-            families[row["task"] == MEAN] = row["comparisons"]
+            families[row["task"] == MEAN].append(row["comparisons"])
     words = {False: "tasks and pairs", True: "means over tasks"}
-    for of_means, count in families.items():
+    for of_means, counts in families.items():
+        count = counts[0]
+        which = "shown"
+        if count > len(counts):
+            which = f"planned, of which {len(counts)} can be compared so far"
         if count > 1:
-            put(f"p (Holm) corrects for all {count} {words[of_means]} shown", err=True)
+            put(f"p (Holm) corrects for all {count} {words[of_means]} {which}", err=True)
     # Of several pairs, the table has a column.
     if _several_pairs(rows):
         return

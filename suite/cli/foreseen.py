@@ -31,12 +31,8 @@ def verdict_rows(plan: Plan, home: Home) -> list[dict[str, Any]]:
     where it has any. Where the home has none, it is assumed.
     """
     seeds = len(plan.config.confirm.seeds)
-    arms: dict[Place, set[str]] = defaultdict(set)
-    directions = {}
-    for cell in plan.cells:
-        directions[cell.task.name] = cell.task.higher_is_better
-        # Of the architectures that compete, one is confirmed.
-        arms[cell.arm.backbone.name, cell.task.name].add(cell.contest or cell.arm.key)
+    arms = plan.arms_by_place()
+    directions = {cell.task.name: cell.task.higher_is_better for cell in plan.cells}
     found = []
     # One seed needs no spread, and reading the home may take long.
     known = {}
@@ -61,14 +57,14 @@ def verdict_rows(plan: Plan, home: Home) -> list[dict[str, Any]]:
 
 def _power(known: tuple[Spread, str] | None, row: dict[str, Any]) -> dict[str, Any]:
     from suite.stats.power import Spread, power_of, unit_of
+    from suite.stats.ranks import pairs_of
 
     spread = Spread(ASSUMED_DEVIATION**2, 0.0)
     deviation = f"{ASSUMED_DEVIATION:g} {unit_of(row['higher_is_better'])}"
     basis = f"if seeds deviate by {deviation} and test items by nothing (assumed)"
     if known is not None:
         spread, basis = known
-    arms = row["arms"]
-    power = power_of(spread, seeds=row["seeds"], pairs=arms * (arms - 1) // 2)
+    power = power_of(spread, seeds=row["seeds"], pairs=pairs_of(row["arms"]))
     return {
         "shown_difference": power.shown,
         "seeds_for_point": power.seeds_for_point,

@@ -80,12 +80,17 @@ def sweep_rows(home: Home, sweep: str, *, known: Sequence[Row] = ()) -> list[Row
     states = _states(definition, home, folders, changed)
     rows = []
     anew = set(changed)
+    arms = definition.plan.arms_by_place()
     for key in definition.cells:
         if key in anew:
             row = cell_row(states[key], home=own, digest=digests[key])
-            rows.append(with_values(row, **_of_contest(definition, key, states)))
+            row = with_values(row, **_of_contest(definition, key, states))
         elif key in folders:
-            rows.append(before[key])
+            row = before[key]
+        else:
+            continue
+        # A sweep may get another arm, which changes nothing else of the rows that are there.
+        rows.append(with_values(row, planned_arms=len(arms[row.backbone, row.task])))
 
     # Ranks need the answers of rows that were kept, whose runs have not been read yet.
     def read(row: Row) -> list[Trial]:

@@ -487,7 +487,7 @@ class Row:
         report=True,
         meaning="place among the finished rows of the sweep, backbone and task: from 1 + how many "
         "are shown better to all - how many are shown worse, with Holm's correction over all pairs "
-        "of these rows; null with one seed",
+        "of arms that the sweep plans there; null with one seed",
     )
     rank_missing: str | None = text(average=Average.OWN, meaning="why there is no rank")
     ci_low: float | None = number(
@@ -544,8 +544,8 @@ class Row:
     constant_p_holm: float | None = number(
         metric=False,
         report=True,
-        meaning="that p-value times test_looks, corrected (Holm) over the finished rows of the "
-        "sweep, backbone and task",
+        meaning="that p-value times test_looks, corrected (Holm) over the arms that the sweep "
+        "plans on this backbone and task",
     )
     shown_to_learn: bool | None = flag(
         "shown to learn",
@@ -710,6 +710,15 @@ class Row:
         default=0,
         average=Average.SAME,
         meaning="tasks of the sweep, over all of which the mean is; 0 = an earlier version's row",
+    )
+    planned_arms: int = integer(
+        unit="count",
+        metric=False,
+        hidden=True,
+        default=0,
+        average=Average.SAME,
+        meaning="arms of the sweep on this backbone and task, which the verdicts are corrected "
+        "for; 0 = an earlier version's row",
     )
     ended_at: float | None = number(
         unit="s",

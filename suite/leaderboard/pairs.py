@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
@@ -60,8 +61,8 @@ def compare_arms(
         task: Only this task.
 
     Returns:
-        A row per task and pair, with the keys `KEYS`. Holm's correction covers all of them, and the
-        means are a family of their own.
+        A row per task and pair, with the keys `KEYS`. Holm's correction covers all of them that
+        their sweeps plan, and the means are a family of their own.
 
     Raises:
         ConfigError: A name is that of no arm, or of several.
@@ -83,7 +84,8 @@ def compare_arms(
     for a, b in pairs:
         rows += comparer.rows(a, b, task)
     # After all rows are there: Holm's correction depends on how many there are.
-    _adjust(rows)
+    compared = [_sweep(cells) for cells in (pairs[0] if given else arms.values())]
+    _adjust(rows, _planned(home, compared, task, named=bool(given)))
     if not rows:
         raise StatisticsError(
             f"{home.path}: no two arms of one sweep and backbone have been confirmed"
@@ -93,6 +95,45 @@ def compare_arms(
     if None not in reasons:
         raise StatisticsError("; ".join(reasons))
     return rows
+
+
+def _planned(
+    home: Home, sweeps: Iterable[str], only: str | None, *, named: bool
+) -> dict[bool, int]:
+    """How many comparisons these sweeps plan: of tasks (False), and of means (True).
+
+    A sweep without a definition plans none: somebody copied its trial folders alone.
+
+    Args:
+        home: The home that holds them.
+        sweeps: Their names.
+        only: The one task that is compared; None = all.
+        named: Whether two arms were named; else all pairs are compared.
+    """
+    from suite.plan.definition import known_plan
+    from suite.stats.ranks import pairs_of
+
+    found = {False: 0, True: 0}
+    tasks = []
+    for sweep in sorted(set(sweeps)):
+        plan = known_plan(home, sweep)
+        if plan is None:
+            continue
+        by_backbone: dict[str, list[set[str]]] = defaultdict(list)
+        of_sweep = set()
+        for (backbone, task), arms in plan.arms_by_place().items():
+            if only in (None, task):
+                of_sweep.add(task)
+                by_backbone[backbone].append(arms)
+                found[False] += pairs_of(len(arms))
+        tasks.append(of_sweep)
+        for of_backbone in by_backbone.values():
+            # An arm that is not planned on all tasks has no mean.
+            found[True] += pairs_of(len(set.intersection(*of_backbone)))
+    if named and tasks:
+        # Two arms of two sweeps can be compared on the tasks of both.
+        return {False: len(set.intersection(*tasks)), True: 1}
+    return found
 
 
 def _check_task(task: str, groups: Iterable[Iterable[Sequence[Cell]]]) -> None:
@@ -240,10 +281,11 @@ def _difference(evidence: Evidence, higher_is_better: bool) -> dict[str, Any]:
     return found
 
 
-def _adjust(rows: Sequence[dict[str, Any]]) -> None:
+def _adjust(rows: Sequence[dict[str, Any]], planned: Mapping[bool, int]) -> None:
     """Add Holm's p-values, and what could be shown with them.
 
-    All tasks and pairs are one family, and the means over tasks are another.
+    All tasks and pairs are one family, and the means over tasks are another. `planned` says how
+    large each is once the sweeps have ended.
     """
     import numpy as np
 
@@ -257,17 +299,18 @@ def _adjust(rows: Sequence[dict[str, Any]]) -> None:
             if (row["task"] == MEAN) == of_means and row["p"] is not None:
                 family.append(row)
                 p_values.append(float(counted(row["p"], row["test_looks"])))
-        adjusted = holm(np.array(p_values))
+        comparisons = max(len(family), planned[of_means])
+        adjusted = holm(np.array(p_values), family=comparisons)
         for row, p in zip(family, adjusted, strict=True):
             row["p_holm"] = float(p)
-            row["comparisons"] = len(family)
+            row["comparisons"] = comparisons
             if p < 1 - LEVEL:
                 # A lower perplexity wins: the sign alone does not tell who is better.
                 a_wins = (row["difference"] > 0) == row["higher_is_better"]
                 row["better"] = "a" if a_wins else "b"
             spread = spread_of(row["evidence"])
             assert spread is not None, "there is a p-value, so there are several seeds"
-            power = power_of(spread, seeds=row["seeds"], pairs=len(family), looks=row["test_looks"])
+            power = power_of(spread, seeds=row["seeds"], pairs=comparisons, looks=row["test_looks"])
             row["shown_difference"] = power.shown
             row["seeds_for_point"] = power.seeds_for_point
     for row in rows:

@@ -27,9 +27,9 @@ from suite.stats.answers import Answers, read_answers
 from suite.stats.compare import NO_RANK, Evidence, gather, over_tasks, select_arms
 from suite.stats.interval import mean_interval
 from suite.stats.power import Power, power_of, spread_of
-from suite.stats.ranks import Rank, rank_groups, rank_text
+from suite.stats.ranks import Rank, pairs_of, rank_groups, rank_text
 
-FORMAT = 7
+FORMAT = 8
 """Raised when ranks are computed in another way: all are then computed again."""
 ALONE = "no other finished row of this sweep, backbone and task"
 Place = tuple[str, str]
@@ -121,6 +121,16 @@ def tasks_of_mean(rows: Collection[Row]) -> int:
     return max(len({row.task for row in rows}), max(row.planned_tasks for row in rows))
 
 
+def planned_arms(rows: Collection[Row]) -> int:
+    """How many arms the sweep plans where these rows are compared; 0 = not known.
+
+    Args:
+        rows: Rows of one sweep, home and backbone.
+    """
+    # A mean is over all tasks, so the task with the fewest arms says how many can have one.
+    return min(row.planned_arms for row in rows)
+
+
 def with_ranks(rows: Sequence[Row], read: Read, known: Known | None = None) -> list[Row]:
     """The same rows with their rank and that of their arm's mean row, or the reasons for none.
 
@@ -210,7 +220,8 @@ def _complete(
 
 def _digest(members: Sequence[Row]) -> str:
     # Sorted, so that the same rows in another order have the same digest.
-    return short_hash([FORMAT, sorted([row.arm, row.task, row.digest] for row in members)])
+    rows = sorted([row.arm, row.task, row.digest] for row in members)
+    return short_hash([FORMAT, planned_arms(members), rows])
 
 
 def _holds(place: Place, members: Sequence[Row], digest: str) -> bool:
@@ -339,12 +350,11 @@ def _ranking(
     if spread is None:
         return Ranking({}, intervals, {"": NO_RANK, **missing})
     looks = _looks_by_pair(arms, members)
-    groups = rank_groups(evidence, higher_is_better=higher_is_better, looks=looks)
+    planned = max(planned_arms(members), len(arms))
+    groups = rank_groups(evidence, higher_is_better=higher_is_better, looks=looks, planned=planned)
     # The diagonal, of an arm with itself, is no comparison.
-    of_pairs = looks[np.triu_indices(len(arms), 1)]
-    power = power_of(
-        spread, seeds=len(evidence.seeds), pairs=len(of_pairs), looks=float(of_pairs.max())
-    )
+    most_looks = float(looks[np.triu_indices(len(arms), 1)].max())
+    power = power_of(spread, seeds=len(evidence.seeds), pairs=pairs_of(planned), looks=most_looks)
     return Ranking(dict(zip(arms, groups, strict=True)), intervals, missing, power)
 
 

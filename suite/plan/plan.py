@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,6 +108,17 @@ class Plan:
         if not budget or cell.learning_rate.fixed:
             return budget
         return self.config.search.most_trials(cell.learning_rate, choices=0)
+
+    def arms_by_place(self) -> dict[tuple[str, str], set[str]]:
+        """The arms that will be confirmed, by backbone and task: what the verdicts are about.
+
+        Of the architectures that compete one is confirmed, so their contest counts as one arm.
+        """
+        found: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for cell in self.cells:
+            place = (cell.arm.backbone.name, cell.task.name)
+            found[place].add(cell.contest or cell.arm.key)
+        return found
 
     def choices(self, cell: PlannedCell) -> int:
         """Architectures and batch sizes among which the study of a cell chooses."""

@@ -1,9 +1,10 @@
 """Ranks as groups: the places that an arm can have, given which other arms it differs from.
 
-All pairs of arms are tested, with Holm's correction over all of them: the arms of one backbone and
-task are one family. An arm's rank runs from one
-more than the number of arms that are better, to the number of all arms less those that are worse:
-1, 1-3, 2-3. Two arms whose ranks overlap may still differ; `suite compare` tests a pair.
+All pairs of arms are tested, with Holm's correction over all pairs that the sweep plans: the arms
+of one backbone and task are one family, also while some of them have not finished. An arm's rank
+runs from one more than the number of arms that are better, to the number of all arms less those
+that are worse: 1, 1-3, 2-3. Two arms whose ranks overlap may still differ; `suite compare` tests a
+pair.
 """
 
 from __future__ import annotations
@@ -19,8 +20,13 @@ Rank = tuple[int, int]
 """The best and the worst place, counted from 1."""
 
 
+def pairs_of(arms: int) -> int:
+    """How many pairs so many arms make."""
+    return arms * (arms - 1) // 2
+
+
 def rank_groups(
-    evidence: Evidence, *, higher_is_better: bool, looks: Values | int = 1
+    evidence: Evidence, *, higher_is_better: bool, looks: Values | int = 1, planned: int = 0
 ) -> list[Rank]:
     """The rank of every arm, in the order of the evidence.
 
@@ -28,6 +34,8 @@ def rank_groups(
         evidence: On the arms to rank.
         higher_is_better: False for perplexity and the like.
         looks: How often the test scores of each pair were looked at, (A, A), or of all pairs.
+        planned: Arms that will be ranked, those that have not finished among them; 0 = these are
+            all. A correction for fewer would be lifted, look by look, while the others finish.
 
     Raises:
         StatisticsError: There is one seed only.
@@ -38,7 +46,7 @@ def rank_groups(
     pairs = np.triu_indices(count, 1)  # each pair once
     apart = np.zeros((count, count), dtype=bool)
     of_pairs = counted(p_values(evidence, pooled=True), looks)
-    apart[pairs] = holm(of_pairs[pairs]) < 1 - LEVEL
+    apart[pairs] = holm(of_pairs[pairs], family=pairs_of(planned)) < 1 - LEVEL
     apart |= apart.T
     means = evidence.scores.mean(1)
     if not higher_is_better:

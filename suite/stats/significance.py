@@ -109,17 +109,21 @@ def counted(p: Values | float, looks: Values | int) -> Values:
     return found
 
 
-def holm(p: Values) -> Values:
+def holm(p: Values, *, family: int = 0) -> Values:
     """Adjust the p-values of a family, so that at most 5% of families hold an error.
 
     Source: Holm's step-down procedure, Scandinavian Journal of Statistics, 1979.
 
     Args:
-        p: (m,); the tests may depend on each other in any way.
+        p: (k,); the tests may depend on each other in any way.
+        family: Tests that are planned, those without a p-value yet among them; these count as if
+            theirs were 1. Fewer than k = the k tests are all.
     """
     order = np.argsort(p, kind="stable")
-    # the smallest p-value counts m times, the next m - 1 times, and none less than one before it
-    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    planned = max(family, len(p))
+    # the smallest p-value counts once for every test, the next for one test less, and none less
+    # than one before it
+    stepped = np.maximum.accumulate(p[order] * np.arange(planned, planned - len(p), -1))
     adjusted = np.empty(len(p))
     adjusted[order] = np.minimum(stepped, 1.0)
     return adjusted
