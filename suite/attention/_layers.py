@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 from torch import nn
@@ -13,7 +13,7 @@ from suite.attention import _surgery as surgery
 from suite.attention import variants
 from suite.attention.base import Options, Variant
 from suite.backbones import all_families
-from suite.backbones.base import AttentionSite, Family, Stack, has_windows
+from suite.backbones.base import AttentionSite, Family, SelfSite, Stack, has_windows
 from suite.backbones.fit import served_families, variant_refusal
 from suite.config.sweep import AttentionChoice, Named
 from suite.errors import IncompatibleError
@@ -22,7 +22,7 @@ from suite.errors import IncompatibleError
 class LayeredOptions(Options):
     """Which stack shares, and which other variant comes first."""
 
-    site: Literal["encoder-self", "decoder-self"] | None = Field(
+    site: SelfSite | None = Field(
         None,
         description="whose self-attentions; null = the decoder's of an encoder-decoder (ours),"
         " else the only ones there are",
@@ -114,7 +114,7 @@ class AcrossLayers(Variant[C]):
         if self.over is not None:
             self.over.fold(model, family)
 
-    def _site(self, family: Family) -> Literal["encoder-self", "decoder-self"]:
+    def _site(self, family: Family) -> SelfSite:
         if self.config.site is not None:
             return self.config.site
         return "encoder-self" if family.kind == "encoder" else "decoder-self"

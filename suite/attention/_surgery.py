@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,6 @@ from transformers import PreTrainedModel
 
 from suite.backbones.base import Absent, AttentionSite, Family, SplitProjection
 from suite.errors import IncompatibleError
-
-SiteName = Literal["encoder-self", "decoder-self", "decoder-cross"]
 
 
 @dataclass(slots=True, eq=False)

@@ -22,9 +22,8 @@ from transformers import PreTrainedModel
 
 from suite.attention import _surgery as surgery
 from suite.attention._route import route
-from suite.attention._surgery import SiteName
 from suite.attention.base import Options, Variant
-from suite.backbones.base import AttentionSite, Family
+from suite.backbones.base import AttentionSite, Family, SiteName
 from suite.errors import IncompatibleError
 
 Sites = Literal["decoder", "all"] | Annotated[list[SiteName], Field(min_length=1)]

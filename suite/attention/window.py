@@ -23,7 +23,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -35,10 +35,8 @@ from suite.attention import _surgery as surgery
 from suite.attention._cache import own_cache, use_cache_layer
 from suite.attention._route import check_plain, route
 from suite.attention.base import Options, Variant
-from suite.backbones.base import AttentionSite, Family, has_windows
+from suite.backbones.base import AttentionSite, Family, SelfSite, has_windows
 from suite.errors import IncompatibleError
-
-SelfSite = Literal["encoder-self", "decoder-self"]
 
 
 class WindowOptions(Options):

@@ -18,6 +18,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 Kind = Literal["encoder", "decoder", "encoder-decoder"]
 Role = Literal["encoder", "decoder"]
 AttentionKind = Literal["self", "cross"]
+SelfSite = Literal["encoder-self", "decoder-self"]
+SiteName = Literal[SelfSite, "decoder-cross"]
+"""Where an attention stands, as options name it: its role and kind."""
 
 
 # eq=False on the three classes below: comparing modules by value makes no sense, identity does

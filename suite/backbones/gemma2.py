@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 
-from suite.backbones._rotary import RotaryDecoder
+from suite.backbones._rotary import ALTERNATING_WINDOWS, RotaryDecoder
 
 
 class Gemma2(RotaryDecoder):
@@ -18,8 +18,4 @@ class Gemma2(RotaryDecoder):
     description = "Gemma 2: causal decoder with a head on the last token, or text"
     norm_class = Gemma2RMSNorm
     implementation = "eager"
-    refused_methods = {
-        "lst": "because its layers alternate between a window and the whole text, and LST's side"
-        " blocks share one mask",
-        "peft:prefix-tuning": "because the cache of a layer with a window loses the prefix",
-    }
+    refused_methods = ALTERNATING_WINDOWS

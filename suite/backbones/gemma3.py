@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
-from suite.backbones._rotary import RotaryDecoder
+from suite.backbones._rotary import ALTERNATING_WINDOWS, RotaryDecoder
 
 
 class Gemma3(RotaryDecoder):
@@ -20,8 +20,4 @@ class Gemma3(RotaryDecoder):
     description = "Gemma 3 (text): causal decoder with a head on the last token, or text"
     norm_class = Gemma3RMSNorm
     normed_heads = True
-    refused_methods = {
-        "lst": "because its layers alternate between a window and the whole text, and LST's side"
-        " blocks share one mask",
-        "peft:prefix-tuning": "because the cache of a layer with a window loses the prefix",
-    }
+    refused_methods = ALTERNATING_WINDOWS

@@ -26,7 +26,7 @@ class Preset:
     """What a budget means.
 
     Attributes:
-        limit: Training, validation and test rows; None = all.
+        limit: Rows at most by split; None = all.
         workers: Workers of a trial; None = as the suite decides.
         per: What the trials count for.
         choose: Which learning rate is confirmed.
@@ -38,7 +38,7 @@ class Preset:
     stop: dict[str, float] | None
     epochs: int
     batch_size: int
-    limit: tuple[int, int, int] | None
+    limit: dict[str, int] | None = None
     architectures: str = "search"
     workers: int | None = None
     per: str = "method"
@@ -49,11 +49,33 @@ PRESETS = {
     # Minutes for a cell on two CPU cores. One worker, because two trials side by side take
     # less time there than one trial that is split over both cores.
     Budget.QUICK: Preset(
-        5, 3, {"extensions": 1, "trials": 2}, {"tolerance": 0.1}, 4, 16, (512, 200, 300), "first", 1
+        trials=5,
+        startup_trials=3,
+        edge_guard={"extensions": 1, "trials": 2},
+        stop={"tolerance": 0.1},
+        epochs=4,
+        batch_size=16,
+        limit={"train": 512, "validation": 200, "test": 300},
+        architectures="first",
+        workers=1,
     ),
-    Budget.STANDARD: Preset(8, 3, {"extensions": 2}, {"tolerance": 0.1}, 10, 96, None),
+    Budget.STANDARD: Preset(
+        trials=8,
+        startup_trials=3,
+        edge_guard={"extensions": 2},
+        stop={"tolerance": 0.1},
+        epochs=10,
+        batch_size=96,
+    ),
     Budget.PAPER: Preset(
-        32, 8, {"extensions": 0}, None, 30, 96, None, per="architecture", choose="best"
+        trials=32,
+        startup_trials=8,
+        edge_guard={"extensions": 0},
+        stop=None,
+        epochs=30,
+        batch_size=96,
+        per="architecture",
+        choose="best",
     ),
 }
 """Source of the paper budget: READ, arXiv 2305.15348, appendix D; the others are ours."""
@@ -215,10 +237,10 @@ def _limit(preset: Preset) -> list[str]:
     # A key that limits nothing would only raise questions: leave it out.
     if preset.limit is None:
         return []
-    limit = dict(zip(("train", "validation", "test"), preset.limit, strict=True))
     return [
         line(
-            f"limit: {plain(limit)}", "rows at most, drawn by seed; leave it out for real results"
+            f"limit: {plain(preset.limit)}",
+            "rows at most, drawn by seed; leave it out for real results",
         ),
         "",
     ]

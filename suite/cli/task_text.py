@@ -12,7 +12,7 @@ from typing import Any
 from suite.cli.sweep_text import line, plain
 from suite.config.loader import validate
 from suite.config.own_data import Labels, column_of, find_labels, read_file
-from suite.config.task_base import FILE_SPLITS, FileData
+from suite.config.task_base import SPLIT_NAMES, FileData
 from suite.errors import ConfigError, DataError
 
 NUMBER_STEPS = 100
@@ -45,11 +45,11 @@ def files_of(given: Sequence[str], delimiter: str | None, encoding: str | None) 
     keys: dict[str, str] = {}
     for item in given:
         split, equals, path = item.partition("=")
-        if not equals or split not in FILE_SPLITS:
+        if not equals or split not in SPLIT_NAMES:
             if equals and not Path(item).is_file():
                 raise DataError(
                     f"--data {item}: no such file (looked from {Path.cwd()}); "
-                    f"before = stands one of {', '.join(FILE_SPLITS)}"
+                    f"before = stands one of {', '.join(SPLIT_NAMES)}"
                 )
             split = "files"
             path = item

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -28,7 +27,7 @@ from suite.config.variables import environment
 from suite.errors import ResourceError, end_of
 from suite.plan.resources import Node, local_cpus
 from suite.redact import has_password, redact
-from suite.storage.lease import JOB_VARIABLE
+from suite.storage.lease import of_job
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -211,11 +210,7 @@ def _as_workers_find(folders: str) -> str:
 
 def has_working_folder_of_job() -> bool:
     """Whether Ray has unpacked this process's working folder, and does so on every node."""
-    try:
-        job = json.loads(os.environ.get(JOB_VARIABLE, "{}"))
-        return bool(job["runtime_env"]["working_dir"])
-    except (ValueError, KeyError, TypeError):
-        return False
+    return bool(of_job("runtime_env", "working_dir"))
 
 
 # ---- what the nodes have -------------------------------------------------------------------------

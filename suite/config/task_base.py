@@ -26,6 +26,8 @@ from suite.config.reference import MEAN
 from suite.config.task_files import CodeConfig
 from suite.tables import EXPECTED, form_of
 
+SplitName = Literal["train", "validation", "test"]
+SPLIT_NAMES: tuple[SplitName, ...] = ("train", "validation", "test")
 MOST_STEPS = 100_000
 """Steps of `label.range`, ours: far more than a model could tell apart."""
 
@@ -54,8 +56,7 @@ class HubData(Strict):
         return hub
 
 
-FILE_SPLITS = ("train", "validation", "test")
-FILE_KEYS = ("files", *FILE_SPLITS)
+FILE_KEYS = ("files", *SPLIT_NAMES)
 
 
 class FileData(Strict):

@@ -23,10 +23,11 @@ from suite.config.task import (
     QuestionAnsweringTask,
     TaskConfig,
 )
+from suite.config.task_base import SPLIT_NAMES, SplitName
 from suite.data.objective import Columns, rows_of
 from suite.data.prepare import read_splits, split_rows
 from suite.data.source import CodeSource, open_source
-from suite.data.splits import SPLIT_NAMES, Part, SplitName
+from suite.data.splits import Part
 
 MOST_COMMON = 5
 """How many answers are shown of a task whose answers are texts."""

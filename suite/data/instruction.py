@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from suite.backbones.base import Kind
 from suite.config.task import InstructionTask
+from suite.config.task_base import SplitName
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED, collate_padded
 from suite.data.language_model import LikelihoodObjective
@@ -35,7 +36,6 @@ from suite.data.objective import (
     rows_of,
     target_features,
 )
-from suite.data.splits import SplitName
 from suite.data.tokenizer import end_ids, plain_ids, prompt_ids, start_ids
 from suite.errors import IncompatibleError
 from suite.metrics.text import perplexity

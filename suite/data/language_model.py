@@ -16,11 +16,11 @@ from transformers import PreTrainedTokenizerBase
 from suite.backbones.base import Kind
 from suite.backbones.loading import Head
 from suite.config.task import LanguageModelTask
+from suite.config.task_base import SplitName
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED
 from suite.data.objective import Batch, Columns, Features, Objective, lengths
 from suite.data.running_text import blocks, named_chunks, stream, windows
-from suite.data.splits import SplitName
 from suite.data.tokenizer import start_ids
 from suite.errors import IncompatibleError
 from suite.metrics.text import perplexity

@@ -23,10 +23,10 @@ from suite.config.task import (
     QuestionAnsweringTask,
     TaskConfig,
 )
+from suite.config.task_base import SPLIT_NAMES, SplitName
 from suite.config.task_files import own_score
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED, collate_padded, pad
-from suite.data.splits import SPLIT_NAMES, SplitName
 from suite.data.tokenizer import tokenizer_fingerprint
 from suite.errors import IncompatibleError
 

@@ -20,10 +20,11 @@ from datasets import Dataset
 from suite.config.hashing import canonical_json, short_hash
 from suite.config.sweep import LimitConfig
 from suite.config.task import ClassificationTask, LabelTask, PretrainTask, TaskConfig
+from suite.config.task_base import SplitName
 from suite.data.objective import TEMPLATE, Columns, Features, Objective, rows_of
 from suite.data.row_checks import check_ids, check_rows, is_text
 from suite.data.source import Source, open_source
-from suite.data.splits import Part, Rows, SplitName, plan_splits
+from suite.data.splits import Part, Rows, plan_splits
 from suite.errors import DataError
 from suite.files import make_once, read_json
 

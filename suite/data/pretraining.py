@@ -33,12 +33,12 @@ from suite.backbones.base import Kind
 from suite.backbones.loading import Head
 from suite.config.hashing import derive_seed
 from suite.config.task import ObjectiveName, PretrainTask
+from suite.config.task_base import SplitName
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED
 from suite.data.language_model import LikelihoodObjective
 from suite.data.objective import Batch, Columns, Features, rows_of
 from suite.data.running_text import blocks, named_chunks
-from suite.data.splits import SplitName
 from suite.data.tokenizer import end_ids
 from suite.errors import IncompatibleError
 

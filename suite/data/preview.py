@@ -22,13 +22,14 @@ from suite.config.task import (
     QuestionAnsweringTask,
     TaskConfig,
 )
+from suite.config.task_base import SPLIT_NAMES
 from suite.config.task_files import own_score
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED
 from suite.data.inspection import Finding, Level, TaskRows, answer_text, percent
 from suite.data.make_objective import make_objective
 from suite.data.objective import Columns, Features, Objective, lengths
-from suite.data.splits import SPLIT_NAMES, Part
+from suite.data.splits import Part
 from suite.errors import HubUnreachableError, IncompatibleError, SuiteError
 from suite.metrics.text import exact_matches
 

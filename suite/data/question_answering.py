@@ -28,11 +28,11 @@ from transformers import PreTrainedTokenizerBase
 from suite.backbones.base import Kind
 from suite.backbones.loading import Head
 from suite.config.task import QuestionAnsweringTask
+from suite.config.task_base import SplitName
 from suite.config.training import TrainingConfig
 from suite.data.context_windows import Span, Windows
 from suite.data.generation import DecoderGeneration, GenerationObjective, TextToTextGeneration
 from suite.data.objective import Answered, Batch, Columns, Features, Objective, rows_of
-from suite.data.splits import SplitName
 from suite.errors import DataError, IncompatibleError
 from suite.metrics.squad import score_spans
 

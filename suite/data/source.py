@@ -25,9 +25,9 @@ from suite.config.task import (
     PretrainTask,
     TaskConfig,
 )
+from suite.config.task_base import SPLIT_NAMES
 from suite.config.task_files import TaskCode, code_of
 from suite.data.generators import generators
-from suite.data.generators.base import SPLITS
 from suite.errors import DataError, SuiteError
 from suite.tables import Table, check_quotes, csv_block_bytes, ragged_row
 
@@ -212,12 +212,12 @@ class GeneratedSource(Source):
         generator = generators.get(data.generator, where=f"task {task.name}").configure(
             data.options, where=f"task {task.name}: data.options"
         )
-        self.rows = {}
+        self.rows: dict[str, list[dict[str, Any]]] = {}
         # made at once, because `identity` needs the rows, and generators are quick
         for split in task.splits.sources:
-            if split not in SPLITS:
+            if split not in SPLIT_NAMES:
                 raise DataError(
-                    f"{self.where}: no split {split!r}; a generator makes {', '.join(SPLITS)}"
+                    f"{self.where}: no split {split!r}; a generator makes {', '.join(SPLIT_NAMES)}"
                 )
             self.rows[split] = generator.rows(split)
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from suite.config.hashing import derive_seed
 from suite.config.sweep import LimitConfig
 from suite.config.task import SplitConfig
+from suite.config.task_base import SplitName
 from suite.errors import DataError, IncompatibleError
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
-SplitName = Literal["train", "validation", "test"]
-SPLIT_NAMES: tuple[SplitName, ...] = ("train", "validation", "test")
 SMALL_TRAIN_ROWS = 10_000
 """READ: with fewer training rows than this the validation split is halved."""
 

@@ -29,12 +29,10 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from suite.backbones.base import Absent, AttentionSite, Family
+from suite.backbones.base import Absent, AttentionSite, Family, SiteName
 from suite.errors import IncompatibleError
 from suite.petl._quiet import without_noise
 from suite.petl.base import Architecture, Method, freeze, surplus
-
-Site = Literal["encoder-self", "decoder-self", "decoder-cross"]
 
 
 class LoraArchitecture(Architecture):
@@ -50,7 +48,7 @@ class LoraArchitecture(Architecture):
     targets: Annotated[list[Literal["q", "k", "v", "o"]], Field(min_length=1)] = Field(
         ["q", "v"], description="adapted projections (LST's code: q and v)"
     )
-    sites: Annotated[list[Site], Field(min_length=1)] = Field(
+    sites: Annotated[list[SiteName], Field(min_length=1)] = Field(
         ["encoder-self", "decoder-self", "decoder-cross"],
         description="adapted attentions, as far as the backbone has them",
     )

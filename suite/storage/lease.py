@@ -18,7 +18,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 from pydantic import Field, ValidationError
@@ -353,14 +353,18 @@ def _started_s(process: psutil.Process) -> float:
     return float(process.create_time() - psutil.boot_time())
 
 
-def _submission_id() -> str:
-    """Return Ray's id of the job that this process drives; "" where there is none."""
+def of_job(part: str, name: str) -> Any:
+    """What Ray says of the job that this process drives; None where it drives none."""
     try:
         # Ray sets the variable for submitted jobs; a driver started by hand lacks it.
-        job = json.loads(os.environ.get(JOB_VARIABLE, "{}"))
-        return str(job["metadata"]["job_submission_id"])
+        return json.loads(os.environ.get(JOB_VARIABLE, "{}"))[part][name]
     except (ValueError, KeyError, TypeError):
-        return ""
+        return None
+
+
+def _submission_id() -> str:
+    """Return Ray's id of the job that this process drives; "" where there is none."""
+    return str(of_job("metadata", "job_submission_id") or "")
 
 
 def _read_claim(storage: Storage, sweep: str, epoch: int) -> Claim:

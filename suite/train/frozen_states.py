@@ -29,11 +29,11 @@ from torch import Tensor, nn
 
 from suite.backbones.loading import ResolvedBackbone
 from suite.config.hashing import short_hash
+from suite.config.task_base import SplitName
 from suite.config.training import Precision
 from suite.data.collate import IGNORED
 from suite.data.objective import Batch, Objective
 from suite.data.prepare import Prepared, token_lengths
-from suite.data.splits import SplitName
 from suite.errors import IncompatibleError
 from suite.files import replacing
 from suite.meters import PhaseMeter

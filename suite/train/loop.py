@@ -29,8 +29,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from suite.config.task_base import SplitName
 from suite.data.objective import Batch
-from suite.data.splits import SplitName
 from suite.errors import CheckpointError
 from suite.files import remove_leavings, sha256, write_atomic
 from suite.meters import PhaseMeter, baseline_bytes, name_devices_by_attempt

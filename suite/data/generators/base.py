@@ -14,7 +14,6 @@ from suite.config.loader import Strict, validate
 from suite.errors import ConfigError
 
 Row = dict[str, Any]
-SPLITS = ("train", "validation", "test")
 MISSES = 500
 """After so many draws in a row that bring nothing new, the words count as used up."""
 Size = Annotated[int, Field(ge=4, multiple_of=4)]
