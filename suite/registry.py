@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Generic, TypeVar
 
 from suite.errors import ConfigError, OwnCodeError, SuiteError, UnknownNameError
+from suite.signals import Stopped
 
 T = TypeVar("T")
 
@@ -198,15 +199,23 @@ class Registry(Generic[T]):
             return self._classes
         shipped = Path(next(iter(importlib.import_module(self.package).__path__)))
         found: dict[str, type[T]] = {}
+        own: dict[str, Path] = {}
         for folder in (*folders, shipped):
             for path in plug_in_files(folder):
                 cls = self._class_in(self._load(path, shipped=folder == shipped))
-                if cls is not None:
-                    if folder != shipped:
-                        self._own[cls] = hashlib.sha256(path.read_bytes()).hexdigest()
-                    name = getattr(cls, "name", "") or stem_to_name(path.stem)
-                    # The user's folders come first and hide shipped classes of the same name.
-                    found.setdefault(name, cls)
+                if cls is None:
+                    continue
+                name = getattr(cls, "name", "") or stem_to_name(path.stem)
+                if folder != shipped:
+                    self._own[cls] = hashlib.sha256(path.read_bytes()).hexdigest()
+                    # Which of the two would run depends on the order of folders and files.
+                    if own.setdefault(name, path) != path:
+                        raise ConfigError(
+                            f"{path}: defines the {self.kind} {name!r}, as {own[name]} does; "
+                            "rename or remove one of the two"
+                        )
+                # The user's folders come first and hide shipped classes of the same name.
+                found.setdefault(name, cls)
         self._classes = found
         self._scanned = folders
         return found
@@ -222,8 +231,10 @@ class Registry(Generic[T]):
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
-        # A user's file may raise anything; the error says which file it was.
-        except Exception as error:
+        # A user's file may raise anything, or be a script that exits; the error says which file.
+        except (Exception, SystemExit) as error:
+            if isinstance(error, Stopped):
+                raise
             raise ConfigError(
                 f"{path}: cannot be imported: {type(error).__name__}: {error}"
             ) from error
@@ -300,15 +311,15 @@ def own_code_named() -> Iterator[None]:
         yield
     except SuiteError:
         raise
-    # A user's file may raise anything.
-    except Exception as error:
+    # A user's file may raise anything, or exit.
+    except (Exception, SystemExit) as error:
         place = _own_line(error)
-        if place is None:
+        if place is None or isinstance(error, Stopped):
             raise
         raise OwnCodeError(f"{place}: {type(error).__name__}: {error}") from error
 
 
-def _own_line(error: Exception) -> str | None:
+def _own_line(error: BaseException) -> str | None:
     """File and line of the user's that an exception passed through, the innermost one."""
     place = None
     # The innermost frame comes last.

@@ -449,3 +449,43 @@ def test_an_option_of_ones_own_with_a_capital_name_is_named(suite: Suite, mine: 
     arm = ("--backbone", "minilm", "--method", "scale-norms", "--set", "architecture.K=x")
     code, _, err = suite("params", *arm)
     assert code == 2 and "K: Input should be a valid integer" in err
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("[-self.config.last :]", "[:0]"), "leaves nothing to train beside the task head"),
+        (("freeze(model)", "pass"), " parameters to train beside the task head, and its expected"),
+        (("return sum(", "return 1 + sum("), "expected_trainable says 4,"),
+    ],
+)
+def test_a_method_of_ones_own_that_trains_what_it_does_not_count_is_told_before_a_sweep(
+    suite: Suite, mine: Path, change: tuple[str, str], says: str
+) -> None:
+    file = mine / "petl/scale_norms.py"
+    text = file.read_text()
+    assert text.count(change[0]) == 1
+    file.write_text(text.replace(*change))
+    code, _, err = suite("params", "--backbone", "minilm", "--method", "scale-norms")
+    assert code == 2 and err.startswith(f"error: {file}:") and says in err
+
+
+def test_two_files_of_ones_own_with_one_name_are_refused(suite: Suite, mine: Path) -> None:
+    first = mine / "petl/scale-norms.py"
+    second = mine / "petl/scale_norms.py"
+    first.write_text(second.read_text())
+    said = f"error: {second}: defines the method 'scale-norms', as {first} does"
+    for command in ("params --backbone minilm --method scale-norms", "list methods"):
+        code, _, err = suite(*command.split())
+        assert code == 2 and err.startswith(said), command
+
+
+def test_a_file_of_ones_own_that_exits_is_told(suite: Suite, mine: Path) -> None:
+    file = mine / "petl/scale_norms.py"
+    file.write_text(file.read_text() + "\nimport sys\nsys.exit()\n")
+    code, _, err = suite("params", "--backbone", "minilm", "--method", "scale-norms")
+    assert code == 2 and f"{file}: cannot be imported: SystemExit" in err
+    file.write_text(file.read_text().replace("\nimport sys\nsys.exit()\n", ""))
+    file.write_text(file.read_text().replace("freeze(model)", "raise SystemExit(0)"))
+    code, _, err = suite("params", "--backbone", "minilm", "--method", "scale-norms")
+    assert code == 2 and err.startswith(f"error: {file}:") and "SystemExit: 0" in err

@@ -99,6 +99,17 @@ def emptied(rows: dict[str, Rows]) -> None:
     rows["train"]["text"][7] = "  "
 
 
+def test_a_label_that_only_test_has_is_no_task_to_compare_on(write: Any) -> None:
+    rows = splits(lambda n: n % 2)
+    rows["test"]["label"][:12] = [2] * 12
+    three = LABELS | {"label": {"words": ["no", "yes", "Yes"]}}
+    found = findings(write, three, rows)["labels"]
+    assert (found.level, found.text) == (
+        "fail",
+        "train has no 'Yes'; validation has no 'Yes'; 10% of test is 'Yes', which nothing can learn",
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "check", "level", "says", "example"),
     [

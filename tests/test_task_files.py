@@ -299,6 +299,7 @@ def test_two_files_of_one_name_in_a_folder_are_refused(folder: Path) -> None:
     [
         ("x = 1 / 0", ":1: cannot be run: ZeroDivisionError: division by zero"),
         ("x = 1\ny = = 2", ":2: cannot be run: SyntaxError"),
+        ("import sys\nsys.exit()", ":2: cannot be run: SystemExit"),
         ("x = 1", "TASK is NoneType, expected a dictionary"),
         (
             PLAIN.replace("text_to_text", "txt_to_text"),

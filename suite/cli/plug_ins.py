@@ -60,9 +60,14 @@ def described(axis: str, base: str, keys: Sequence[str]) -> dict[str, dict[str, 
         for folder in (*user_folders(axis), PACKAGE / axis):
             for path in plug_in_files(folder):
                 lineage = _plug_in(path, root)
-                if lineage is not None:
-                    # The user's folders come first and hide shipped classes of the same name.
-                    found.setdefault(_name(lineage), {key: _value(lineage, key) for key in keys})
+                if lineage is None:
+                    continue
+                name = _name(lineage)
+                # Of two files of the user's with one name the registry's own error is to be shown.
+                if name in found and folder != PACKAGE / axis:
+                    raise _UnknownError
+                # The user's folders come first and hide shipped classes of the same name.
+                found.setdefault(name, {key: _value(lineage, key) for key in keys})
     except (_UnknownError, SyntaxError, UnicodeDecodeError):
         return None
     return found

@@ -31,6 +31,7 @@ from typing import Any, Protocol
 from suite.config.loader import Key, Lines, Strict, load_yaml
 from suite.errors import ConfigError, UnknownNameError
 from suite.registry import OWN_MODULES, shipped_folder, stem_to_name, user_folders
+from suite.signals import Stopped
 
 RowHook = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 ScoreHook = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]
@@ -336,14 +337,17 @@ def _blamed(path: Path, what: str) -> Iterator[None]:
     """Turns whatever the user's code raises into a ConfigError with the file's line."""
     try:
         yield
-    # any error at all: this is code of the user, and a traceback of ours would hide its line
-    except Exception as error:
+    # any error at all, or an exit: this is code of the user, and a traceback of ours would hide its
+    # line
+    except (Exception, SystemExit) as error:
+        if isinstance(error, Stopped):
+            raise
         line = _line_in(path, error)
         place = f"{path}:{line}" if line else f"{path}"
         raise ConfigError(f"{place}: {what}: {type(error).__name__}: {error}") from error
 
 
-def _line_in(path: Path, error: Exception) -> int | None:
+def _line_in(path: Path, error: BaseException) -> int | None:
     """The deepest line of the file that the error passed through."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno

@@ -243,16 +243,23 @@ def _check_labels(task: TaskConfig, facts: Sequence[SplitFacts]) -> Iterator[Fin
         return
     # first what is missing, then what prevails, each over all splits
     said = []
+    level: Level = "warn"
     for fact in facts:
         for label, share in fact.answers.items():
             if not share:
                 said.append(f"{fact.split} has no {label!r}")
+            elif not train.answers[label]:
+                # Often the same label in another spelling.
+                said.append(
+                    f"{percent(share)} of {fact.split} is {label!r}, which nothing can learn"
+                )
+                level = "fail"
     for fact in facts:
         label, share = _most_common(fact)
         if share >= LIKE_CONSTANT_FRAC:
             said.append(f"{percent(share)} of {fact.split} is {label!r}")
     if said:
-        yield Finding("warn", "labels", "; ".join(said))
+        yield Finding(level, "labels", "; ".join(said))
     else:
         yield Finding("ok", "labels", f"all {len(train.answers)} in every split")
 

@@ -23,7 +23,7 @@ from suite.backbones.weights import load_weights
 from suite.config.arm import Arm
 from suite.config.training import TrainingConfig
 from suite.errors import IncompatibleError, OwnCodeError
-from suite.petl import get_method
+from suite.petl import get_method, methods
 from suite.petl.base import Method, head_parameters
 from suite.registry import own_code_named
 
@@ -81,7 +81,8 @@ def build_arm(
     Raises:
         ConfigError: A name or key is unknown, or a value out of range.
         IncompatibleError: The choices do not go together.
-        OwnCodeError: A plug-in of the user's own raises something else.
+        OwnCodeError: A plug-in of the user's own raises something else, or trains what its own
+            `expected_trainable` does not count.
     """
     pretrained = pretrained or arm.pretrain is not None
     petl = get_method(arm.method).configure(arm.architecture)
@@ -103,7 +104,13 @@ def build_arm(
         check_trained(variant, petl, pretrained=pretrained)
         new = []  # a pretrain run has trained them, and they stay frozen
     added = _names(new, model)
+    expected = None
+    # Shapes are enough to count, and every arm is built of them before a sweep starts.
+    if meta and methods.digest(type(petl)) is not None:
+        expected = petl.expected_trainable(model, family)
     trained = _attached(petl, model, family)
+    if expected is not None:
+        _check_trains(petl, count(trained, task_head(trained, resolved)).method, expected)
     # after attach, which freezes whatever the method does not train
     for parameter in (*new, *task_head(trained, resolved)):
         parameter.requires_grad_(True)
@@ -160,6 +167,33 @@ def _attached(petl: Method[Any], model: PreTrainedModel, family: Family) -> nn.M
             " model.config"
         )
     return trained
+
+
+def _check_trains(petl: Method[Any], trains: int, expected: int) -> None:
+    """Check that a method of the user's own trains what it says.
+
+    Args:
+        petl: The method.
+        trains: Parameters that train beside the task head.
+        expected: What its formula says.
+
+    Raises:
+        OwnCodeError: The two differ, or nothing trains.
+    """
+    if trains == expected and trains > 0:
+        return
+    code = type(petl).attach.__code__
+    place = f"{code.co_filename}:{code.co_firstlineno}: attach of method {petl.name}"
+    if trains == 0:
+        raise OwnCodeError(
+            f"{place} leaves nothing to train beside the task head: call freeze(model) first, and"
+            " then requires_grad_(True) on what trains"
+        )
+    raise OwnCodeError(
+        f"{place} leaves {trains:,} parameters to train beside the task head, and its"
+        f" expected_trainable says {expected:,}: freeze(model) freezes what the method does not"
+        " train, and one of the two counts is wrong"
+    )
 
 
 def check_pair(
