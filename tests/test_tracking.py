@@ -292,15 +292,16 @@ def test_a_sync_says_how_far_it_is_and_how_long_the_rest_takes(
         stream = io.StringIO()
         monkeypatch.setattr(stream, "isatty", lambda answer=is_terminal: answer)
         progress = Progress(stream, clock=clock)
-        for done in range(1, 4):
+        for done, trials in ((1, 0), (2, 1), (3, 16), (4, 480)):
             clock.sleep(40)
-            progress(done, 10, 30 * done)
+            progress(done, 10, trials)
         progress.close()
         lines = re.split("[\r\n]+", stream.getvalue().strip())
         assert [line.strip() for line in lines] == [
-            "1 of 10 cells, 1 trials/s, 6 min left",
-            "2 of 10 cells, 1 trials/s, 5 min left",
-            "3 of 10 cells, 1 trials/s, 5 min left",
+            "1 of 10 cells",
+            "2 of 10 cells, 80.0 s per trial, 5 min left",
+            "3 of 10 cells, 7.5 s per trial, 5 min left",
+            "4 of 10 cells, 3 trials/s, 4 min left",
         ]
 
 

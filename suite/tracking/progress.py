@@ -42,12 +42,15 @@ class Progress:
             return
         self._said_s = now_s
         elapsed_s = now_s - self._began_s
-        # The rest is assumed to go at the pace so far.
-        left_s = elapsed_s * (total - done) / max(done, 1)
-        line = (
-            f"{done:,} of {total:,} cells, {trials / elapsed_s:.0f} trials/s, "
-            f"{duration(left_s)} left"
-        )
+        parts = [f"{done:,} of {total:,} cells"]
+        if trials >= elapsed_s:
+            parts.append(f"{trials / elapsed_s:.0f} trials/s")
+        elif trials:
+            parts.append(f"{elapsed_s / trials:.1f} s per trial")
+        # The rest is assumed to go at the pace so far, and one cell is no pace.
+        if done > 1:
+            parts.append(f"{duration(elapsed_s * (total - done) / done)} left")
+        line = ", ".join(parts)
         # In a log file a carriage return would not go back to the start of the line.
         if not self._is_terminal:
             print(line, file=self._stream, flush=True)
