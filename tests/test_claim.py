@@ -107,6 +107,44 @@ def test_a_copy_can_take_over_or_become_a_home_of_its_own(
     assert sorted(leaderboard(shared).home) == sorted([home_id(home), before])
 
 
+def renamed(suite: Suite, home: Home, uri: str) -> tuple[bool, str]:
+    """Whether `suite sync --new-id` gives a home another name, and what it prints."""
+    before = home_id(home)
+    code, out, err = suite("sync", "--home", home.path, "--tracking-uri", uri, "--new-id")
+    assert code == 0, err
+    return home_id(home) != before, out
+
+
+def test_a_copy_gets_one_new_name_however_often_it_is_asked_for(
+    home: Home, shared: str, suite: Suite
+) -> None:
+    sync(home, tracking_uri=shared)
+    copy = copied(home, "copy")
+    assert renamed(suite, copy, shared)[0]
+    again, out = renamed(suite, copy, shared)
+    assert not again and f"{copy.path} has a name of its own ({home_id(copy)})" in out
+    assert not renamed(suite, home, shared)[0], "no copy: the store has its runs"
+    assert sorted(leaderboard(shared).home) == sorted([home_id(home), home_id(copy)])
+    # Somebody copies the copy, and the store holds the second one for the home.
+    second = copied(copy, "second")
+    sync(second, tracking_uri=shared, take_over=True)
+    assert renamed(suite, copy, shared)[0]
+
+
+def test_a_copy_gets_a_new_name_where_no_store_can_tell(
+    home: Home, shared: str, suite: Suite, empty_db: Path
+) -> None:
+    """On another machine, which does not see the home's folder, or with a database inside."""
+    sync(home, tracking_uri=shared)
+    copy = copied(home, "copy")
+    home.path.rename(home.path.parent / "on another host")
+    assert renamed(suite, copy, shared)[0]
+    other = copied(copy, "other")
+    shutil.copy(empty_db, other.path / "inside.db")
+    assert renamed(suite, other, f"sqlite:///{other.path}/inside.db")[0]
+    assert not renamed(suite, other, f"sqlite:///{other.path}/inside.db")[0]
+
+
 def test_a_copy_keeps_its_own_database(home: Home, empty_db: Path) -> None:
     shutil.copy(empty_db, home.path)
     sync(home, tracking_uri=home.tracking_uri)

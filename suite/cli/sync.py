@@ -61,7 +61,6 @@ def sync(
         )
     # MLflow takes seconds to import, and `--help` must not wait for it.
     from suite.record.folder import Home
-    from suite.storage.identity import renew
     from suite.tracking.progress import Progress
     from suite.tracking.store import resolve_uri, without_password
     from suite.tracking.writer import sync as bring_up_to_date
@@ -79,7 +78,7 @@ def sync(
     # Asked before the long part: a sweep that ends meanwhile attaches its report itself.
     going_on = _going_on(place, sweep)
     if new_id:
-        put(f"{place.path} is {renew(place)} in MLflow and Optuna from now on")
+        _rename(place, uri)
     progress = Progress()
     report = bring_up_to_date(
         place,
@@ -102,6 +101,19 @@ def sync(
     attach(place, tracking_uri, sweep, unless=going_on)
     if optuna is not None:
         _mirror(place, optuna, sweep)
+
+
+def _rename(home: Home, uri: str) -> None:
+    """Give a copy of a home a name of its own, unless it got one before."""
+    from suite.storage.identity import has_own_name, home_id, renew
+    from suite.tracking.claim import Claim
+    from suite.tracking.store import open_store
+
+    # Under yet another name, what was written by this one would stay in the store for nobody.
+    if has_own_name(home) and not Claim(home, open_store(uri)).is_refused():
+        put(f"{home.path} has a name of its own ({home_id(home)}), so --new-id changes nothing")
+        return
+    put(f"{home.path} is {renew(home)} in MLflow and Optuna from now on")
 
 
 def _mirror(home: Home, url: str, sweep: str | None) -> None:

@@ -1,7 +1,8 @@
 """The name of a home: several homes that write to one store may have sweeps of the same name.
 
 A home that is copied keeps its name, so each copy also keeps the tokens that it has put into stores
-(`suite.tracking.claim`). From the moment of the copy on, the two lists differ.
+(`suite.tracking.claim`). From the moment of the copy on, the two lists differ. Among the tokens is
+a mark of the file that holds the name, which no copy of the file has.
 """
 
 from __future__ import annotations
@@ -61,6 +62,20 @@ def remember_token(home: Home, token: str) -> None:
         os.fsync(file.fileno())
 
 
+def has_own_name(home: Home) -> bool:
+    """Whether this very folder, and not one that it is a copy of, got its name or wrote under it.
+
+    False where that is not known. The hosts of a storage have the storage's name.
+    """
+    known = tokens(home)
+    return SHARED not in known and _mark(home) in known
+
+
+def keep_name(home: Home) -> None:
+    """Remember that the name is this very folder's, which its copies will not be able to say."""
+    remember_token(home, _mark(home))
+
+
 def renew(home: Home) -> str:
     """Give a copied home a name of its own; the database inside it is set aside under the old one.
 
@@ -75,7 +90,9 @@ def renew(home: Home) -> str:
             f"{home.path}: got a home whose name is that of its storage, expected one of its own; "
             "fetch the storage into an empty --home instead"
         )
-    return renew_unused(home)
+    name = renew_unused(home)
+    keep_name(home)
+    return name
 
 
 def renew_unused(home: Home) -> str:
@@ -89,6 +106,12 @@ def renew_unused(home: Home) -> str:
         _tokens_path(home).unlink(missing_ok=True)
         identity_path(home).unlink()
         return home_id(home)
+
+
+def _mark(home: Home) -> str:
+    home_id(home)  # makes the file where there is none
+    # A copy is another file, and a home that is moved keeps the file.
+    return f"inode-{identity_path(home).stat().st_ino}"
 
 
 def _tokens_path(home: Home) -> Path:

@@ -15,8 +15,16 @@ import uuid
 from pathlib import Path
 
 from suite.errors import TrackingError
+from suite.plan.definition import sweeps
 from suite.record.folder import Home
-from suite.storage.identity import SHARED, home_id, identity_path, remember_token, tokens
+from suite.storage.identity import (
+    SHARED,
+    home_id,
+    identity_path,
+    keep_name,
+    remember_token,
+    tokens,
+)
 from suite.tracking.store import Store, sqlite_path, without_password
 
 
@@ -46,22 +54,43 @@ class Claim:
         """
         if self._is_own:
             return
-        tag = f"suite.writer.{home_id(self.home)}"
-        told = self.store.experiment_tag(experiment, tag)
-        token, _, place = told.partition(" ")
-        known = tokens(self.home)
-        is_shared = SHARED in known
-        is_asked = bool(token) and not is_shared and not self.take_over
-        if is_asked and (token not in known or self._is_copy_of(Path(place))):
+        token, place = self._last_writer(experiment)
+        if self._is_other(token, place) and not self.take_over:
             raise TrackingError(self._refusal(place))
         mine = self._token
-        if is_shared:
+        if SHARED in tokens(self.home):
             mine = SHARED
         if token == mine:
             return
         # The home first: a crash in between leaves one token too many there, which does no harm.
         remember_token(self.home, mine)
-        self.store.set_experiment_tag(experiment, tag, f"{mine} {self.home.path.resolve()}")
+        keep_name(self.home)
+        self.store.set_experiment_tag(experiment, self._tag(), f"{mine} {self.home.path.resolve()}")
+
+    def is_refused(self) -> bool:
+        """Whether `take` would find another copy of the home as the writer of one of its sweeps."""
+        if self._is_own:
+            return False
+        experiments = self.store.experiments()
+        for sweep in sweeps(self.home):
+            if sweep in experiments and self._is_other(*self._last_writer(experiments[sweep])):
+                return True
+        return False
+
+    def _tag(self) -> str:
+        return f"suite.writer.{home_id(self.home)}"
+
+    def _last_writer(self, experiment: str) -> tuple[str, str]:
+        """Token and folder of who wrote a sweep last under the home's name; empty = nobody."""
+        token, _, place = self.store.experiment_tag(experiment, self._tag()).partition(" ")
+        return token, place
+
+    def _is_other(self, token: str, place: str) -> bool:
+        """Whether the last writer is another copy of the home."""
+        known = tokens(self.home)
+        if not token or SHARED in known:
+            return False
+        return token not in known or self._is_copy_of(Path(place))
 
     def _is_copy_of(self, other: Path) -> bool:
         """Whether another folder of this machine is a home of the same name."""
