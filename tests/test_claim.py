@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from suite.errors import StorageError, TrackingError
+from suite.plan.definition import only_driver
 from suite.record.folder import Home
 from suite.storage.identity import SHARED, home_id, renew, tokens
 from suite.storage.mirror import Mirror
@@ -143,6 +145,14 @@ def test_a_copy_gets_a_new_name_where_no_store_can_tell(
     shutil.copy(empty_db, other.path / "inside.db")
     assert renamed(suite, other, f"sqlite:///{other.path}/inside.db")[0]
     assert not renamed(suite, other, f"sqlite:///{other.path}/inside.db")[0]
+
+
+def test_a_home_keeps_its_name_while_a_sweep_of_it_runs(home: Home, suite: Suite) -> None:
+    before = home_id(home)
+    with only_driver(home, "demo"):
+        code, _, err = suite("sync", "--home", home.path, "--new-id")
+    assert code == 2 and f"process {os.getpid()} runs sweep 'demo'" in err
+    assert home_id(home) == before
 
 
 def test_a_copy_keeps_its_own_database(home: Home, empty_db: Path) -> None:

@@ -17,7 +17,7 @@ from suite.cli.options import (
 )
 from suite.cli.render import put
 from suite.config.names import DEFAULT_HOME
-from suite.errors import ConfigError, StorageError, TrackingError
+from suite.errors import ConfigError, StorageError, SweepConflictError, TrackingError
 
 if TYPE_CHECKING:
     from suite.record.folder import Home
@@ -104,11 +104,24 @@ def sync(
 
 
 def _rename(home: Home, uri: str) -> None:
-    """Give a copy of a home a name of its own, unless it got one before."""
+    """Give a copy of a home a name of its own, unless it got one before.
+
+    Raises:
+        SweepConflictError: A sweep of the home is being run.
+    """
+    from suite.plan.definition import driver_pid, sweeps
     from suite.storage.identity import has_own_name, home_id, renew
     from suite.tracking.claim import Claim
     from suite.tracking.store import open_store
 
+    # A driver goes on writing under the name, and into the database, that it began with.
+    for name in sweeps(home):
+        pid = driver_pid(home, name)
+        if pid is not None:
+            raise SweepConflictError(
+                f"{home.path}: process {pid} runs sweep {name!r}, and --new-id needs a home of "
+                "which no sweep runs; wait until it has ended, or end it"
+            )
     # Under yet another name, what was written by this one would stay in the store for nobody.
     if has_own_name(home) and not Claim(home, open_store(uri)).is_refused():
         put(f"{home.path} has a name of its own ({home_id(home)}), so --new-id changes nothing")
