@@ -118,12 +118,16 @@ def renamed(suite: Suite, home: Home, uri: str) -> tuple[bool, str]:
 
 
 def test_a_copy_gets_one_new_name_however_often_it_is_asked_for(
-    home: Home, shared: str, suite: Suite
+    home: Home, shared: str, suite: Suite, empty_db: Path
 ) -> None:
     sync(home, tracking_uri=shared)
     copy = copied(home, "copy")
-    assert renamed(suite, copy, shared)[0]
+    shutil.copy(empty_db, copy.path)
+    aside = copy.path / f"mlflow-{home_id(copy)}.db"
+    changed, out = renamed(suite, copy, shared)
+    assert changed and aside.exists() and f"{aside}: the home's own MLflow database" in out
     again, out = renamed(suite, copy, shared)
+    assert "own MLflow database" not in out
     assert not again and f"{copy.path} has a name of its own ({home_id(copy)})" in out
     assert not renamed(suite, home, shared)[0], "no copy: the store has its runs"
     assert sorted(leaderboard(shared).home) == sorted([home_id(home), home_id(copy)])

@@ -110,7 +110,7 @@ def _rename(home: Home, uri: str) -> None:
         SweepConflictError: A sweep of the home is being run.
     """
     from suite.plan.definition import driver_pid, sweeps
-    from suite.storage.identity import has_own_name, home_id, renew
+    from suite.storage.identity import has_own_name, home_id, renew, set_aside
     from suite.tracking.claim import Claim
     from suite.tracking.store import open_store
 
@@ -126,7 +126,13 @@ def _rename(home: Home, uri: str) -> None:
     if has_own_name(home) and not Claim(home, open_store(uri)).is_refused():
         put(f"{home.path} has a name of its own ({home_id(home)}), so --new-id changes nothing")
         return
+    aside = set_aside(home, home_id(home))
     put(f"{home.path} is {renew(home)} in MLflow and Optuna from now on")
+    if aside.exists():
+        put(
+            f"{aside}: the home's own MLflow database until now; keep it, or import again: rows of "
+            "suite import-results and people's notes in it are not made again from the trials"
+        )
 
 
 def _mirror(home: Home, url: str, sweep: str | None) -> None:

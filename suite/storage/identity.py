@@ -76,6 +76,11 @@ def keep_name(home: Home) -> None:
     remember_token(home, _mark(home))
 
 
+def set_aside(home: Home, old: str) -> Path:
+    """Where the database inside a home lies that was renamed, by the old name."""
+    return home.path / f"mlflow-{old}.db"
+
+
 def renew(home: Home) -> str:
     """Give a copied home a name of its own; the database inside it is set aside under the old one.
 
@@ -102,7 +107,7 @@ def renew_unused(home: Home) -> str:
         # It holds the same runs under the old name, and the leaderboard would show both.
         for suffix in ("", "-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
-                os.rename(home.path / f"{DATABASE}{suffix}", home.path / f"mlflow-{old}.db{suffix}")
+                os.rename(f"{home.path / DATABASE}{suffix}", f"{set_aside(home, old)}{suffix}")
         _tokens_path(home).unlink(missing_ok=True)
         identity_path(home).unlink()
         return home_id(home)
