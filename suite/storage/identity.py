@@ -115,8 +115,10 @@ def renew_unused(home: Home) -> str:
 
 def _mark(home: Home) -> str:
     home_id(home)  # makes the file where there is none
-    # A copy is another file, and a home that is moved keeps the file.
-    return f"inode-{identity_path(home).stat().st_ino}"
+    # A copy is another file, made at another time; a home that is moved keeps the file. On two new
+    # disks the inodes alone may be the same.
+    about = identity_path(home).stat()
+    return f"file-{about.st_ino}-{about.st_ctime_ns}"
 
 
 def _tokens_path(home: Home) -> Path:
