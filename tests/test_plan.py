@@ -144,6 +144,23 @@ def test_a_whole_number_is_a_learning_rate_too() -> None:
             {"training": {"zero_stage": "four"}},
             "training.zero_stage: Input should be a valid integer or 'auto', got 'four'",
         ),
+        (
+            {"methods": [3]},
+            "methods.0: Input should be keys and values, such as {name: ...}, got 3",
+        ),
+        (
+            {"methods": [{"name": "lora", "architecture": 8}]},
+            "methods.0.architecture: Input should be keys and values, such as {key: ...}, got 8",
+        ),
+        (
+            {"search": None},
+            "search: Input should be keys and values, such as {sampler: ...}, "
+            "but the key has nothing below it",
+        ),
+        (
+            {"tasks": None},
+            "tasks: Input should be a valid list, but the key has nothing below it",
+        ),
     ],
 )
 def test_a_wrong_value_is_answered_with_all_that_is_allowed(

@@ -24,6 +24,8 @@ MAX_INT = 2**63 - 1
 """Larger whole numbers overflow in torch, Arrow and databases."""
 NUMBER_WITHOUT_POINT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 """Numbers such as 1e-3, which PyYAML reads as text."""
+OF_MAPPINGS = ("model_type", "dict_type")
+"""Pydantic's errors about a value that is no mapping."""
 FILE = "valid YAML"
 Key = tuple[str | int, ...]
 Lines = dict[Key, int]
@@ -246,6 +248,8 @@ def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> st
     message = error["msg"].removeprefix("Value error, ")
     if key:
         message = f"{key}: {message}"
+    if got is None and error["type"] in (*OF_MAPPINGS, "list_type"):
+        return f"{place}: {message}, but the key has nothing below it"
     # our own messages say what was got, and a whole mapping would fill the screen
     if error["type"] != "value_error" and not isinstance(got, (Mapping, BaseModel)):
         message += f", got {got!r}"
@@ -258,6 +262,8 @@ def _joined(errors: Iterable[Any], model: type[BaseModel]) -> list[Any]:
     first: dict[Key, Any] = {}
     for error in errors:
         loc = _loc(error, model)
+        if error["type"] in OF_MAPPINGS:
+            error["msg"] = f"Input should be {_keys_and_values(model, loc)}"
         # An alternative's error ends with the alternative itself.
         if loc == error["loc"]:
             found.append(error)
@@ -317,6 +323,13 @@ def _is_union_tag(part: str | int) -> bool:
         return True
     # names of models are capitalised and keys are not; "[" stands in types such as list[str]
     return part[:1].isupper() or "[" in part
+
+
+def _keys_and_values(model: type[BaseModel], loc: Key) -> str:
+    """What to write at `loc`, where a mapping belongs: pydantic names our class instead."""
+    # any key shows the form; a model's first one is among those that people write
+    first = next(iter(_keys_beside(model, (*loc, ""))), "key")
+    return f"keys and values, such as {{{first}: ...}}"
 
 
 def _keys_beside(model: type[BaseModel], loc: Key) -> Sequence[str]:
