@@ -397,6 +397,16 @@ def test_an_absent_file_says_where_it_was_looked_for(write: Write, tmp_path: Pat
         load_task_file(write({"files": "rows.csv"}))
 
 
+def test_a_whole_path_is_said_to_lie_where_it_lies(write: Write, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    with pytest.raises(DataError, match=rf"no file {files}/no\.csv; looked in {files}; .*: none$"):
+        load_task_file(write({"files": str(files / "no.csv")}))
+    files.mkdir()
+    (files / "rows.csv").write_text(csv_text())
+    task = load_task_file(write({"files": str(files / "rows.csv")}))
+    assert open_source(task, None).where == str(files / "rows.csv")
+
+
 @pytest.mark.parametrize("name", ["rows.csv", "./rows", "a/b/c", "/data/rows", "rows.jsonl.gz"])
 def test_a_path_is_never_looked_up_on_the_hub(name: str, write: Write) -> None:
     with pytest.raises(ConfigError, match=r"data\.hub: .*is a path.*in data: \{files: FILE\}"):

@@ -246,12 +246,17 @@ def folder_of(files: FileData, path: Path) -> Path:
         if all((folder / name).resolve().is_file() for name in files.paths.values()):
             return folder
     for name in files.paths.values():
-        if not any((folder / name).resolve().is_file() for folder in searched):
+        looked = searched
+        # a whole path leads out of every folder
+        if Path(name).is_absolute():
+            looked = [Path(name).parent]
+        if not any((folder / name).resolve().is_file() for folder in looked):
             there = []
-            for folder in searched:
-                there += [str(file) for file in sorted(folder.iterdir()) if form_of(file)]
+            for folder in looked:
+                # nothing is listed of a folder that is not there
+                there += [str(file) for file in sorted(folder.glob("*")) if form_of(file)]
             raise DataError(
-                f"{path}: data: no file {name}; looked in {', '.join(map(str, searched))}; "
+                f"{path}: data: no file {name}; looked in {', '.join(map(str, looked))}; "
                 f"files of rows there: {', '.join(there[:SHOWN_NAMES]) or 'none'}"
             )
     raise DataError(

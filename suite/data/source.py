@@ -233,7 +233,9 @@ class FileSource(Source):
     """Files of one's own, one for each split of the data."""
 
     def __init__(self, data: FileData, task: TaskConfig) -> None:
-        self.where = f"{', '.join(data.paths.values())} in {data.folder}"
+        folder = Path(data.folder or ".")
+        # joined, as `read_file` does: a whole path does not lie in the folder
+        self.where = ", ".join(str(folder / name) for name in data.paths.values())
         self.data = data
         self.names = data.columns
         self.task: LabelTask | None = None
