@@ -407,6 +407,29 @@ def test_a_whole_path_is_said_to_lie_where_it_lies(write: Write, tmp_path: Path)
     assert open_source(task, None).where == str(files / "rows.csv")
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("{files: rows.csv,\n delimiter: ab}", "2: data.delimiter: String should have at most"),
+        ("{files: rows.csv,\n delimitr: a}", "2: data: unknown key 'delimitr'; did you mean"),
+        ("{files: rows.csv, train: rows.csv}", "1: data: give files "),
+        (
+            "rows.csv",
+            r"1: data: got 'rows\.csv', expected keys and values: \{files: FILE\} for [^\n]*$",
+        ),
+    ],
+)
+def test_a_mistake_in_data_is_told_with_line_and_key(
+    data: str, said: str, write: Write, tmp_path: Path
+) -> None:
+    Path("rows.csv").write_text(csv_text())
+    path = tmp_path / "lines.yaml"
+    rest = "".join(f"{key}: {json.dumps(value)}\n" for key, value in TASK.items())
+    path.write_text(f"data: {data}\n{rest}")
+    with pytest.raises(ConfigError, match=rf"^{path}:{said}"):
+        load_task_file(path)
+
+
 @pytest.mark.parametrize("name", ["rows.csv", "./rows", "a/b/c", "/data/rows", "rows.jsonl.gz"])
 def test_a_path_is_never_looked_up_on_the_hub(name: str, write: Write) -> None:
     with pytest.raises(ConfigError, match=r"data\.hub: .*is a path.*in data: \{files: FILE\}"):

@@ -223,7 +223,7 @@ def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> st
     """Put one of pydantic's errors into our words."""
     loc = _loc(error, model)
     key = ".".join(map(str, loc))
-    place = _place(loc, where, lines)
+    place = place_of(loc, where, lines)
     got = error.get("input")
     # most likely a typing mistake, so the nearest known key is suggested
     if error["type"] == "extra_forbidden":
@@ -289,7 +289,7 @@ def _loc(error: Any, model: type[BaseModel]) -> Key:
     return tuple(kept)
 
 
-def _place(loc: Key, where: str, lines: Lines) -> str:
+def place_of(loc: Key, where: str, lines: Lines) -> str:
     """Where a key was given: a line of the file, or `--set`."""
     for key, line in lines.items():
         # A group may be refused for what `--set` put into it, which stands on no line.

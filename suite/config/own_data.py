@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from suite.config.loader import Lines, validate
+from suite.config.loader import Lines, Strict, place_of, validate
 from suite.config.task_base import FILE_KEYS, FileData
 from suite.errors import ConfigError, DataError, UnknownNameError
 from suite.tables import Table, form_of, read_table, sha256_of, shortened
@@ -29,6 +29,12 @@ MOST_HELD_OUT = 1000
 SHOWN_NAMES = 20
 WHOLE = re.compile(r"-?\d{1,15}(\.0+)?")
 """A whole number as CSV holds it: 2, or 2.0 where the column once had a gap."""
+
+
+class _OwnData(Strict):
+    """The part of a task's file that is read before the rest, under its own key for errors."""
+
+    data: FileData
 
 
 def with_own_files(data: dict[str, Any], lines: Lines, *, path: Path) -> dict[str, Any]:
@@ -46,15 +52,20 @@ def with_own_files(data: dict[str, Any], lines: Lines, *, path: Path) -> dict[st
         DataError: A file is absent or cannot be read.
     """
     given = data.get("data")
+    if isinstance(given, str):
+        # told alone: the label might need no words, which depends on the data
+        raise ConfigError(
+            f"{place_of(('data',), str(path), lines)}: data: got {given!r}, expected keys and "
+            "values: {files: FILE} for a file of your own, {hub: ID} for a data set of the hub"
+        )
     if not isinstance(given, Mapping) or not any(key in given for key in FILE_KEYS):
         return data
     for key in ("folder", "sha256"):
         if key in given:
-            line = lines.get(("data", key), 1)
             known = [*FILE_KEYS, "columns", "delimiter", "encoding"]
-            raise UnknownNameError("key", key, known, where=f"{path}:{line}: data")
-    inside = {key[1:]: line for key, line in lines.items() if key[0] == "data"}
-    files = validate(FileData, given, where=f"{path}: data", lines=inside)
+            place = place_of(("data", key), str(path), lines)
+            raise UnknownNameError("key", key, known, where=f"{place}: data")
+    files = validate(_OwnData, {"data": given}, where=str(path), lines=lines).data
     folder = folder_of(files, path)
     hashes = {}
     for split, name in files.paths.items():
