@@ -321,6 +321,10 @@ def test_two_files_of_one_name_in_a_folder_are_refused(folder: Path) -> None:
             PLAIN.replace('"toy/words"', '"toy/words", "columns": {"txt": "review"}'),
             "data.columns: unknown column 'txt'; did you mean text",
         ),
+        (
+            PLAIN.replace("{text}", "{text"),
+            ":7: text_to_text: got .*{text': expected '}' before end of string; write {column}",
+        ),
         (OWN, ":9: metrics.0: Input should be .*'accuracy'.*, got 'hits'"),
         (PLAIN.replace('"inputs"', '"code": 1, "inputs"'), "unknown key 'code'"),
         (PLAIN + "score = 3", "score is 3, expected a function"),

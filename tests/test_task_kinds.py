@@ -123,6 +123,7 @@ def test_a_file_without_kind_is_classification() -> None:
         ),
         ("multi30k-en-de", {"text_to_text": "{en:d}"}, ConfigError, "has a format"),
         ("multi30k-en-de", {"text_to_text": "{en!x}"}, ConfigError, "has a format"),
+        ("wic", {"pair": ["{word}", "x}"]}, ConfigError, "f: pair.1: got 'x}': Single '}'"),
         ("multi30k-en-de", {"metrics": ["accuracy"]}, ConfigError, "metrics.0"),
         (
             "multi30k-en-de",

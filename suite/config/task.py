@@ -18,7 +18,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from suite.config.loader import validate
 from suite.config.numbers import Count
 from suite.config.own_data import with_own_files
-from suite.config.task_base import BaseTask
+from suite.config.task_base import BaseTask, Prompt
 from suite.config.task_base import FileData as FileData
 from suite.config.task_base import GeneratedData as GeneratedData
 from suite.config.task_base import HubData as HubData
@@ -42,7 +42,7 @@ class LabelTask(BaseTask):
         description="columns of text that the model reads"
     )
     label: LabelConfig
-    text_to_text: str = Field(description="T5-style prompt with {column} in braces")
+    text_to_text: Prompt = Field(description="T5-style prompt with {column} in braces")
     metrics: Annotated[list[LabelMetric], Field(min_length=1)] = Field(
         description="the headline score is their mean"
     )
@@ -76,7 +76,7 @@ class ClassificationTask(LabelTask):
     """
 
     kind: Literal["classification"] = "classification"
-    pair: Annotated[list[str], Field(min_length=1, max_length=2)] | None = Field(
+    pair: Annotated[list[Prompt], Field(min_length=1, max_length=2)] | None = Field(
         None,
         exclude_if=lambda pair: pair is None,
         description="the one or two texts that an encoder reads, as prompts; null = the inputs",
@@ -140,7 +140,7 @@ class MultipleChoiceTask(LabelTask):
     choices: Annotated[list[str], Field(min_length=2)] = Field(
         description="columns of the texts to choose from, in the order of the label"
     )
-    stem: str = Field(
+    stem: Prompt = Field(
         description="prompt of the inputs; encoders pair it with each choice, "
         "decoders complete it with each choice"
     )
@@ -187,7 +187,7 @@ class QuestionAnsweringTask(BaseTask):
         description="tokens of context from one window to the next, half a window at most "
         "(BERT: 128)",
     )
-    text_to_text: str = Field(description="T5-style prompt with {column} in braces")
+    text_to_text: Prompt = Field(description="T5-style prompt with {column} in braces")
     beams: Count = Field(
         1,
         description="beams where a model writes the answer; 1 = greedy; "
@@ -241,7 +241,9 @@ class WritingTask(BaseTask):
     """A text per row to write: what the kinds of such tasks have in common."""
 
     target: str = Field(description="the column of text to write")
-    text_to_text: str = Field(description="prompt with {column} in braces, T5's where there is one")
+    text_to_text: Prompt = Field(
+        description="prompt with {column} in braces, T5's where there is one"
+    )
 
     @model_validator(mode="after")
     def _columns_are_used(self) -> WritingTask:
@@ -309,7 +311,7 @@ class InstructionTask(WritingTask):
     inputs: Annotated[list[str], Field(min_length=1, max_length=2)] = Field(
         description="columns of the instruction and its input"
     )
-    without_input: str | None = Field(
+    without_input: Prompt | None = Field(
         None, description="prompt where the second column is empty; needed if there are two"
     )
     packing: bool = Field(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     Discriminator,
     Field,
     Tag,
@@ -159,6 +160,27 @@ Data: TypeAlias = Annotated[
 ]
 PLACE = {"data": {"folder"}}
 """What a dump of a task leaves out to compare it: files that were moved are the same data."""
+
+
+def _braces_hold_names(prompt: str) -> str:
+    try:
+        parts = [*string.Formatter().parse(prompt)]
+    except ValueError as error:
+        raise ValueError(
+            f"got {prompt!r}: {error}; write {{column}} for the text of a column, and a brace of "
+            "the prompt itself twice"
+        ) from None
+    for _, field, spec, conversion in parts:
+        # `{text:>300000000}` would fill the memory, and `{text:d}` fail in every row
+        if spec or conversion:
+            raise ValueError(
+                f"{{{field}}} has a format or conversion, expected the name of a column alone"
+            )
+    return prompt
+
+
+Prompt: TypeAlias = Annotated[str, AfterValidator(_braces_hold_names)]
+"""A text with {column} in braces. Which columns it names, its task checks."""
 
 
 class LabelConfig(Strict):
@@ -385,17 +407,7 @@ class BaseTask(Strict):
 
     @staticmethod
     def _check_prompt(prompt: str, inputs: list[str], *, key: str = "text_to_text") -> None:
-        used = set()
-        for _, field, spec, conversion in string.Formatter().parse(prompt):
-            # a stretch of plain text
-            if field is None:
-                continue
-            # `{text:>300000000}` would fill the memory, and `{text:d}` fail in every row
-            if spec or conversion:
-                raise ValueError(
-                    f"{key}: {{{field}}} has a format or conversion, "
-                    "expected the name of a column alone"
-                )
-            used.add(field)
+        parts = string.Formatter().parse(prompt)
+        used = {field for _, field, _, _ in parts if field is not None}
         if used != set(inputs):
             raise ValueError(f"{key} uses {sorted(used)}, but inputs are {inputs}")
