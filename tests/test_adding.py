@@ -427,6 +427,20 @@ def own_spec(spec: TrialSpec) -> TrialSpec:
     return spec.model_copy(update={"arm": spec.arm.model_copy(update={"code": code})})
 
 
+def test_a_method_without_a_search_space_is_told_which_file_to_write(mine: Path) -> None:
+    (mine / "search_spaces/scale-norms.yaml").unlink()
+    config = SweepConfig(
+        name="mine",
+        backbones=[tiny_choice("bert")],
+        methods=[MethodChoice(name="scale-norms")],
+        tasks=["sst2"],
+    )
+    files = [f"{root}/search_spaces/scale-norms.yaml" for root in (mine, Path.cwd())]
+    said = f"scale-norms: method 'scale-norms' has no search space; write {' or '.join(files)} "
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        make_plan(config, where="mine.yaml")
+
+
 def test_a_mistake_in_a_search_space_of_ones_own_is_not_blamed_on_the_sweep(mine: Path) -> None:
     (mine / "search_spaces/scale-norms.yaml").write_text(
         "description: gains\nsource: ours\nlearning_rate: {low: 1.0e-4, high: 3.0e-2}\n"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from suite.config.loader import Strict, load_yaml, validate
-from suite.errors import UnknownNameError
-from suite.registry import yaml_names
+from suite.errors import ConfigError
+from suite.registry import plug_in_roots, yaml_names
 
 End = Literal["low", "high"]
 # a study is extended by a factor of 10 at one end
@@ -139,22 +140,37 @@ PEFT = "peft-"
 """Begin of the file names of the search spaces of peft's methods."""
 
 
+def space_path(name: str) -> Path | None:
+    """The file of a method's search space; None where there is none.
+
+    That of `peft:ia3` is `peft-ia3.yaml`, as file names hold no colon.
+    """
+    # spaces of the user come first and hide those of the suite
+    return yaml_names("search_spaces").get(_stem(name))
+
+
+def _stem(name: str) -> str:
+    return name.replace(":", "-")
+
+
 def load_space(name: str, *, where: str = "") -> SearchSpace:
     """The search space of a method.
 
-    The space of `peft:ia3` is read from `peft-ia3.yaml`, as file names hold no colon.
-
     Raises:
-        UnknownNameError: There is no such file.
-        ConfigError: The file is not valid.
+        ConfigError: There is no such file, or it is not valid.
     """
-    # spaces of the user come first and hide those of the suite
-    paths = yaml_names("search_spaces")
-    stem = name.replace(":", "-")
-    if stem not in paths:
-        raise UnknownNameError("search space", name, paths, where=where)
-    data, lines = load_yaml(paths[stem])
-    return validate(SearchSpace, data, where=str(paths[stem]), lines=lines)
+    path = space_path(name)
+    if path is None:
+        place = f"{where}: " if where else ""
+        roots = dict.fromkeys([*plug_in_roots(), Path.cwd()])
+        files = [str(root / "search_spaces" / f"{_stem(name)}.yaml") for root in roots]
+        # no near names: the method is known, and the space of another would not fit it
+        raise ConfigError(
+            f"{place}method {name!r} has no search space; write {' or '.join(files)} "
+            "(docs/adding.md shows one), or give its architecture and learning_rate in the sweep"
+        )
+    data, lines = load_yaml(path)
+    return validate(SearchSpace, data, where=str(path), lines=lines)
 
 
 def describe_space(name: str) -> str:
@@ -163,7 +179,7 @@ def describe_space(name: str) -> str:
     It is taken from the file's first line where it stands there: to parse forty files takes half a
     second.
     """
-    path = yaml_names("search_spaces")[name.replace(":", "-")]
+    path = yaml_names("search_spaces")[_stem(name)]
     with path.open() as file:
         first = FIRST_LINE.fullmatch(file.readline())
     if first is None:

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from suite.config.hashing import short_hash
-from suite.config.space import Near, load_space
-from suite.errors import UnknownNameError
+from suite.config.space import Near, load_space, space_path
 from suite.plan.curve_model import Hint
 from suite.plan.plan import Plan, PlannedCell
 from suite.plan.study_state import StudyState
@@ -76,8 +75,7 @@ def _curves_beside(study: StudyState, others: Iterable[StudyState]) -> list[tupl
 
 def _near(method: str) -> Near | None:
     """The published rule about a method's learning rate; None where its search space has none."""
-    try:
-        return load_space(method).near
     # A sweep may give range and architecture itself, and then there need not be a search space.
-    except UnknownNameError:
+    if space_path(method) is None:
         return None
+    return load_space(method).near
