@@ -182,7 +182,17 @@ class Registry(Generic[T]):
         for cls in classes.values():
             if name in getattr(cls, "aliases", ()):
                 return cls
-        raise UnknownNameError(self.kind, name, classes, where=where)
+        raise UnknownNameError(self.kind, name, classes, where=where, advice=self._read_for(name))
+
+    def _read_for(self, name: str) -> str:
+        """That a file of the user's has an unknown name and no class of this axis; "" = none is."""
+        with_class = {cls.__module__ for cls in self._scan().values()}
+        for folder in user_folders(self.axis):
+            for path in plug_in_files(folder):
+                module = f"{OWN_MODULES}.{self.axis}.{path.stem}"
+                if stem_to_name(path.stem) == stem_to_name(name) and module not in with_class:
+                    return f"{path} was read, and defines no subclass of {self.base.__name__}"
+        return ""
 
     def own_names(self) -> list[str]:
         """The names whose class comes from a folder of the user's, sorted."""

@@ -164,6 +164,14 @@ def test_what_a_class_of_ones_own_lacks_is_told_with_its_file(
     assert re.match(f"error: {mine / file}: class .* is no whole {missing}$", err)
 
 
+def test_a_file_without_a_class_of_its_axis_is_told_by_its_name(suite: Suite, mine: Path) -> None:
+    file = mine / "petl/scale_norms.py"
+    file.write_text(file.read_text().replace("(Method[ScaleNormsArchitecture])", ""))
+    code, _, err = suite("params", "--backbone", "minilm", "--method", "scale-norms")
+    assert code == 2 and "unknown method 'scale-norms'; " in err
+    assert f"({file} was read, and defines no subclass of Method)" in err
+
+
 RAISE = "raise ValueError('boom')"
 
 
