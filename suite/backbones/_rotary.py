@@ -22,13 +22,6 @@ from suite.backbones._find import (
 from suite.backbones.base import AttentionSite, Family, Stack, Sublayer
 from suite.errors import IncompatibleError
 
-ALTERNATING_WINDOWS = {
-    "lst": "because its layers alternate between a window and the whole text, and LST's side blocks"
-    " share one mask",
-    "peft:prefix-tuning": "because the cache of a layer with a window loses the prefix",
-}
-"""`refused_methods` of a family some of whose layers see a window, and some the whole text."""
-
 
 class RotaryDecoder(Family):
     """Base of the families whose models are laid out as Llama's; the task head is `score`.
@@ -98,3 +91,13 @@ class RotaryDecoder(Family):
                 " rotary positions need pairs"
             )
         return scaled
+
+
+class AlternatingDecoder(RotaryDecoder):
+    """A decoder some of whose layers see a window, and some the whole text."""
+
+    refused_methods = {
+        "lst": "because its layers alternate between a window and the whole text, and LST's side"
+        " blocks share one mask",
+        "peft:prefix-tuning": "because the cache of a layer with a window loses the prefix",
+    }

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 
-from suite.backbones._rotary import ALTERNATING_WINDOWS, RotaryDecoder
+from suite.backbones._rotary import AlternatingDecoder
 
 
-class Gemma2(RotaryDecoder):
+class Gemma2(AlternatingDecoder):
     model_types = ("gemma2",)
     description = "Gemma 2: causal decoder with a head on the last token, or text"
     norm_class = Gemma2RMSNorm
     implementation = "eager"
-    refused_methods = ALTERNATING_WINDOWS

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
-from suite.backbones._rotary import ALTERNATING_WINDOWS, RotaryDecoder
+from suite.backbones._rotary import AlternatingDecoder
 
 
-class Gemma3(RotaryDecoder):
+class Gemma3(AlternatingDecoder):
     model_types = ("gemma3_text",)
     description = "Gemma 3 (text): causal decoder with a head on the last token, or text"
     norm_class = Gemma3RMSNorm
     normed_heads = True
-    refused_methods = ALTERNATING_WINDOWS

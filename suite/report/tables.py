@@ -133,7 +133,7 @@ def leaderboard_columns(report: Report) -> list[Column]:
     if any(row["rank"] or values.has_one_seed(row) for row in rows):
         hint = (
             "arms that no test tells apart share ranks; Holm's correction over all pairs of the"
-            " arms that a sweep plans on one backbone and task"
+            " arms that a sweep of one home plans on a backbone and task"
         )
         columns.append(Column("rank", values.rank, _rank_value, hint))
     columns.append(plain_words("task"))
