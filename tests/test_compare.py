@@ -26,7 +26,7 @@ from suite.leaderboard.select import choose_arm, find_cell, read_arms
 from suite.leaderboard.table import leaderboard_of, to_rows
 from suite.plan.definition import read_plan, store_definition
 from suite.record.cells import Cell
-from suite.record.folder import Home, TrialFolder
+from suite.record.folder import RESULT, Home, TrialFolder
 from suite.record.result import Status
 from suite.report.answer import answer
 from suite.report.data import read
@@ -404,6 +404,42 @@ def test_the_arms_that_have_not_finished_are_corrected_for(home: Home, suite: Su
         if row.rank is None:
             continue
         assert row.shown_difference > 0.9 * ranked[row.task].shown_difference, "three pairs still"
+
+
+def test_arms_are_compared_once_all_their_seeds_have_ended(home: Home, suite: Suite) -> None:  # noqa: F811
+    fill(home)
+    (home.trial(make_spec("lora", "agreement", seed=2)).path / RESULT).unlink()
+    rows = compare_arms(home, [])
+    unfinished = []
+    for row in rows:
+        if row["missing"] is not None:
+            assert "2 of 3 seeds of tiny-bert.pretrained.lora." in row["missing"]
+            assert row["score_a"] is row["p"] is row["test_looks"] is None
+            unfinished.append(row["task"])
+    assert unfinished == ["agreement"] * 2
+    assert {row["comparisons"] for row in rows if row["p"] is not None} == {6, 3}
+    code, out, _ = suite("compare", "full", "lora", "--home", home.path)
+    assert code == 0
+    assert "2 of 3 seeds" in " ".join(out.split())
+    with pytest.raises(StatisticsError, match="only 2 of 3 seeds"):
+        compare_arms(home, ["full", "lora"], task="agreement")
+
+
+def test_a_mean_waits_for_all_tasks_that_the_sweep_plans(home: Home) -> None:
+    fill(home)
+    rng = np.random.default_rng(0)
+    for method in SHARES:
+        write_confirmed(home, method, some_right(rng, [0.7, 0.8, 0.9]), "sentiment")
+    define(home)
+    assert [row["missing"] for row in compare_arms(home, [])] == [None] * 12
+    for method in SHARES:
+        shutil.rmtree(home.trial(make_spec(method, "sentiment")).path)
+        for seed in (1, 2, 3):
+            shutil.rmtree(home.trial(make_spec(method, "sentiment", seed=seed)).path)
+    rows = compare_arms(home, [])
+    for row in rows:
+        assert (row["missing"] is None) is (row["task"] != "mean")
+        assert row["task"] != "mean" or row["missing"] == "mean: sentiment cannot be compared"
 
 
 def test_no_verdict_rests_on_a_rejected_row_or_on_the_seeds_that_another_one_left(

@@ -23,6 +23,7 @@ from suite.stats.significance import LEVEL, counted
 SCHEDULES: dict[str, Sequence[int]] = {
     "3, 5, 8 seeds": (3, 5, 8),
     "5, 8, 12 seeds": (5, 8, 12),
+    "2 to 5 seeds, one by one": range(2, 6),
     "3 to 20 seeds, one by one": range(3, 21),
 }
 ITEMS = (0.0, 0.1, 1.0)

@@ -14,6 +14,7 @@ from suite.leaderboard.select import Arms, choose_arm, read_arms
 from suite.record.looks import joint
 
 if TYPE_CHECKING:
+    from suite.plan.plan import Plan
     from suite.record.cells import Cell
     from suite.record.folder import Home
     from suite.record.spec import TrialSpec
@@ -78,14 +79,16 @@ def compare_arms(
                 pairs.append(pair)
     if task is not None:
         _check_task(task, pairs if given else [arms.values()])
+    plans = _plans(home, arms.values())
     # One comparer for all pairs: reading the answers is the slow part.
-    comparer = _Comparer()
+    comparer = _Comparer(plans)
     rows: list[dict[str, Any]] = []
     for a, b in pairs:
         rows += comparer.rows(a, b, task)
     # After all rows are there: Holm's correction depends on how many there are.
-    compared = [_sweep(cells) for cells in (pairs[0] if given else arms.values())]
-    _adjust(rows, _planned(home, compared, task, named=bool(given)))
+    compared = {_sweep(cells) for cells in (pairs[0] if given else arms.values())}
+    of_sweeps = [plan for sweep, plan in plans.items() if sweep in compared]
+    _adjust(rows, _planned(of_sweeps, task, named=bool(given)))
     if not rows:
         raise StatisticsError(
             f"{home.path}: no two arms of one sweep and backbone have been confirmed"
@@ -97,28 +100,34 @@ def compare_arms(
     return rows
 
 
-def _planned(
-    home: Home, sweeps: Iterable[str], only: str | None, *, named: bool
-) -> dict[bool, int]:
+def _plans(home: Home, arms: Iterable[Sequence[Cell]]) -> dict[str, Plan]:
+    """The plans of these arms' sweeps by name, without sweeps that have no definition.
+
+    Somebody copied the trial folders of those alone.
+    """
+    from suite.plan.definition import known_plan
+
+    found = {}
+    for sweep in sorted({_sweep(cells) for cells in arms}):
+        plan = known_plan(home, sweep)
+        if plan is not None:
+            found[sweep] = plan
+    return found
+
+
+def _planned(plans: Iterable[Plan], only: str | None, *, named: bool) -> dict[bool, int]:
     """How many comparisons these sweeps plan: of tasks (False), and of means (True).
 
-    A sweep without a definition plans none: somebody copied its trial folders alone.
-
     Args:
-        home: The home that holds them.
-        sweeps: Their names.
+        plans: Of the sweeps that are compared.
         only: The one task that is compared; None = all.
         named: Whether two arms were named; else all pairs are compared.
     """
-    from suite.plan.definition import known_plan
     from suite.stats.ranks import pairs_of
 
     found = {False: 0, True: 0}
     tasks = []
-    for sweep in sorted(set(sweeps)):
-        plan = known_plan(home, sweep)
-        if plan is None:
-            continue
+    for plan in plans:
         by_backbone: dict[str, list[set[str]]] = defaultdict(list)
         of_sweep = set()
         for (backbone, task), arms in plan.arms_by_place().items():
@@ -169,8 +178,13 @@ def _sweep(cells: Sequence[Cell]) -> str:
 
 @dataclass
 class _Comparer:
-    """Compares arms of one home; every cell's answers are read once."""
+    """Compares arms of one home; every cell's answers are read once.
 
+    Attributes:
+        plans: The plans of its sweeps by name.
+    """
+
+    plans: Mapping[str, Plan]
     _answers: dict[tuple[str, str], Answers] = field(default_factory=dict)
 
     def rows(self, a: Sequence[Cell], b: Sequence[Cell], only: str | None) -> list[dict[str, Any]]:
@@ -201,10 +215,29 @@ class _Comparer:
                 directions.add(row["higher_is_better"])
         # A mean over accuracies and perplexities together would mean nothing.
         if len(evidence) > 1 and len(directions) == 1:
-            looks = [cell.looks for cell in (*a, *b) if cell.task in evidence]
-            mean = _blank(MEAN, a, b) | _mean(evidence, directions.pop())
-            rows.append(mean | {"test_looks": joint(looks)})
+            mean = _blank(MEAN, a, b)
+            # A mean over the tasks that are there would be another quantity with every further one.
+            lacking = self._tasks_of_both(a, b) - set(evidence)
+            if lacking:
+                mean["missing"] = f"mean: {', '.join(sorted(lacking))} cannot be compared"
+            else:
+                looks = [cell.looks for cell in (*a, *b) if cell.task in evidence]
+                mean |= _mean(evidence, directions.pop()) | {"test_looks": joint(looks)}
+            rows.append(mean)
         return rows
+
+    def _tasks_of_both(self, a: Sequence[Cell], b: Sequence[Cell]) -> set[str]:
+        """The tasks that both arms are planned on, begun or not."""
+        found = []
+        for cells in (a, b):
+            tasks = {cell.task for cell in cells}
+            plan = self.plans.get(_sweep(cells))
+            if plan is not None:
+                for cell in plan.cells:
+                    if cell.arm.key == cells[0].arm.key:
+                        tasks.add(cell.task.name)
+            found.append(tasks)
+        return set.intersection(*found)
 
     def _evidence(self, a: Cell, b: Cell) -> Evidence:
         from suite.stats.compare import gather
@@ -222,9 +255,11 @@ def _answers_of(cell: Cell) -> Answers:
     """The answers of a cell's confirm runs.
 
     Raises:
-        StatisticsError: The cell is rejected, or a run ended without a score; or as `read_answers`.
+        StatisticsError: The cell is rejected, a run ended without a score, or not all seeds have
+            ended; or as `read_answers`.
     """
     from suite.leaderboard.validity import judge
+    from suite.record.cells import ended
     from suite.stats.answers import read_answers
 
     confirmed = cell.confirmed()
@@ -238,6 +273,12 @@ def _answers_of(cell: Cell) -> Answers:
                 f"task {cell.task}: seed {trial.spec.seed} of {cell.arm.key} ended without a score "
                 f"({trial.result.status}), so the other seeds alone say nothing about the arm"
             )
+    over = len(ended(confirmed))
+    # Who compares after every seed gives luck another chance each time.
+    if cell.seeds is not None and over < cell.seeds:
+        raise StatisticsError(
+            f"task {cell.task}: only {over} of {cell.seeds} seeds of {cell.arm.key} have ended"
+        )
     return read_answers(confirmed)
 
 

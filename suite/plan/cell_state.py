@@ -272,6 +272,7 @@ class CellState:
             looks=self.looks,
             learning_rate=self.best_learning_rate,
             batch_size=self.best_batch_size,
+            seeds=len(self.plan.config.confirm.seeds),
         )
 
     @property

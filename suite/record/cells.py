@@ -74,6 +74,7 @@ class Cell:
         learning_rate: The one that its search chose; None where that is not known here.
         batch_size: The same for the batch size.
         looks: From which sets of confirm runs its test score was read, where a plan can tell.
+        seeds: How many seeds its sweep confirms; None where no plan says.
     """
 
     arm: Arm
@@ -83,6 +84,7 @@ class Cell:
     looks: Looks = field(default_factory=Looks)
     learning_rate: float | None = None
     batch_size: int | None = None
+    seeds: int | None = None
 
     @property
     def key(self) -> str:
