@@ -20,7 +20,7 @@ from suite.cli.options import (
 from suite.cli.render import Column, column
 from suite.config.names import DEFAULT_HOME
 from suite.errors import ConfigError, UnknownNameError
-from suite.leaderboard.curves import confirmed_point, is_chosen
+from suite.leaderboard import curves as curves_of
 from suite.leaderboard.select import short_names
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def names(cell: Row) -> set[str]:
 def points(cell: Row) -> list[dict[str, Any]]:
     """One row per ended search trial and for the confirmed rate, by learning rate."""
     rows = []
-    for rate, score, status, size in (*cell.curve, *confirmed_point(cell)):
+    for point in sorted(curves_of.points(cell), key=lambda point: float(point["learning_rate"])):
         rows.append(
             {
                 "sweep": cell.sweep,
@@ -112,18 +112,13 @@ def points(cell: Row) -> list[dict[str, Any]]:
                 "method": cell.method,
                 "architecture": cell.architecture,
                 "task": cell.task,
-                "learning_rate": rate,
-                "batch_size": size,
-                "validation_score": score,
-                "status": status,
-                "chosen": is_chosen(cell, rate, size),
+                **point,
                 "learning_rate_low": cell.learning_rate_low,
                 "learning_rate_high": cell.learning_rate_high,
                 "edge": cell.edge,
                 "lr_sensitivity_decades": cell.lr_sensitivity_decades,
             }
         )
-    rows.sort(key=lambda row: float(row["learning_rate"]))
     return rows
 
 

@@ -166,6 +166,22 @@ def confirmed_point(cell: Row) -> list[tuple[float, float, str, int | None]]:
     return [(rate, score, CONFIRMED, cell.batch_size)]
 
 
+def points(cell: Row) -> list[dict[str, Any]]:
+    """The points of a cell's learning-rate curve, and of the confirmed rate, by name of value."""
+    found = []
+    for rate, score, status, size in (*cell.curve, *confirmed_point(cell)):
+        found.append(
+            {
+                "learning_rate": rate,
+                "batch_size": size,
+                "validation_score": score,
+                "status": status,
+                "chosen": is_chosen(cell, rate, size),
+            }
+        )
+    return found
+
+
 def is_chosen(cell: Row, rate: float, batch_size: int | None) -> bool:
     """Whether a search trial with this rate and batch size tried what was confirmed."""
     # The search of an architecture that lost has a best rate too, and nothing confirmed it.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from suite.leaderboard.curves import CONFIRMED, confirmed_point, is_chosen
+from suite.leaderboard.curves import CONFIRMED, points
 from suite.leaderboard.fields import Row
 from suite.leaderboard.names import Names, distinct
 from suite.plan.cell_state import CellStatus
@@ -57,27 +57,17 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
     chosen = []
     failed = []
     rows = []
-    for rate, score, status, size in (*cell.curve, *confirmed_point(cell)):
+    for point in points(cell):
+        rate, score = point["learning_rate"], point["validation_score"]
         if score is None:
             failed.append(rate)
         else:
             # The line joins single search trials; a mean of confirm runs is none of them.
-            if status != CONFIRMED:
-                scored.setdefault(size, []).append((rate, score))
-            if is_chosen(cell, rate, size):
+            if point["status"] != CONFIRMED:
+                scored.setdefault(point["batch_size"], []).append((rate, score))
+            if point["chosen"]:
                 chosen.append((rate, score))
-        rows.append(
-            {
-                "arm": cell.arm,
-                "label": label,
-                "task": cell.task,
-                "learning_rate": rate,
-                "batch_size": size,
-                "validation_score": score,
-                "status": status,
-                "chosen": is_chosen(cell, rate, size),
-            }
-        )
+        rows.append({"arm": cell.arm, "label": label, "task": cell.task, **point})
     failed.sort()
     marks: list[Mark] = []
     # A fixed rate has a range without a width.
@@ -218,9 +208,9 @@ def score_limits(cells: Sequence[Row]) -> Limits | None:
     """Span all curves from the worst to the best score, with a margin; None without a score."""
     scores = []
     for cell in cells:
-        for _, score, *_ in (*cell.curve, *confirmed_point(cell)):
-            if score is not None:
-                scores.append(score)
+        for point in points(cell):
+            if point["validation_score"] is not None:
+                scores.append(point["validation_score"])
     if not scores:
         return None
     low = min(scores)
