@@ -186,6 +186,15 @@ def everything(_number: int, folder: Path) -> str:
     Trainer._evaluate = evaluate  # type: ignore[method-assign]
     ended = home.trial(late)
     found["late"] = [kept, ended.result().status, ended.checkpoint.exists(), left.exists()]
+    rewritten = make_spec(phase=Phase.CONFIRM, seed=6)
+    trainer.start(rewritten)
+    # As a weight leaves it that a forward pass has written to; no later trial takes up this engine.
+    next(iter(trainer._runs.values())).warm.engine.frozen_fingerprint = "another"
+    with suppress(TrialEndedError):
+        while not trainer.epoch().done:
+            pass
+        trainer.finish()
+    found["rewritten"] = home.trial(rewritten).result().failure.message
     trainer.close()
     found["engines left"] = [str(p) for p in (home.path / ".tune").rglob("step-0")]
     return json.dumps(found)
@@ -345,6 +354,10 @@ def test_a_trials_own_error_is_recorded_as_failed(found: dict[str, Any]) -> None
     message, status = found["failed"]
     assert "only 64 training rows" in message
     assert status == Status.FAILED
+
+
+def test_training_that_changes_frozen_weights_has_no_score(found: dict[str, Any]) -> None:
+    assert found["rewritten"].startswith("training of method lora changed frozen weights")
 
 
 def test_a_trial_that_fails_after_an_epoch_leaves_no_checkpoint_and_no_temporary_file(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from suite.data.tokenizer import tokenizer_fingerprint
+from suite.errors import OwnCodeError
 from suite.meters import computes_on, hardware
 from suite.record.provenance import git_state, versions
 from suite.record.result import (
@@ -38,14 +39,17 @@ def build_result(
         validity: What the trial checked about itself; None without a score.
 
     Raises:
-        AssertionError: Frozen weights changed: the result would not be the method's.
-        OwnCodeError: A buffer changed, which neither the best weights nor an export would have.
+        OwnCodeError: Frozen weights or a buffer changed: neither the best weights nor an export
+            would have the change.
     """
     progress, warm = run.progress, run.warm
+    trained_by = f"training of method {run.spec.arm.method}"
     frozen = warm.engine.fingerprint(trained=False)
     if frozen != warm.engine.frozen_fingerprint:
-        raise AssertionError("frozen weights changed during training")
-    trained_by = f"training of method {run.spec.arm.method}"
+        raise OwnCodeError(
+            f"{trained_by} changed frozen weights, and a trial keeps trained ones only: code that"
+            " runs in a forward or backward pass must not write to them"
+        )
     check_buffers(warm.engine.module, warm.initial_buffers, trained_by)
     phases, missing = run.accounts()
     made = {}
