@@ -77,7 +77,8 @@ class Board(Listener):
         self._started_s = self._clock()
         for state in cells.values():
             for trial in state.trials:
-                self._add_energy(trial.result)
+                # What the queue remembers of a result lacks the phases besides training.
+                self._add_energy(trial.folder.result())
         self._take()
         # The terminal's table shows the count anyway.
         if not self._live and self.done:

@@ -311,7 +311,8 @@ def test_the_heading_of_a_running_sweep_tells_estimated_energy_and_what_is_not_k
     out = io.StringIO()
     board = Board(Console(file=out, width=200))
     plan = read_plan(home, "demo")
-    board.on_start(plan, read_states(plan, home))
+    # As the queue of a sweep that goes on has read them.
+    board.on_start(plan, read_states(plan, home, outcomes=True))
     board.console.print(board)
     heading = next(line for line in out.getvalue().splitlines() if ", energy " in line)
     assert f"{heading.rstrip()}\n".endswith(shown)
