@@ -246,6 +246,13 @@ def test_batch_sizes_that_are_none_to_choose_from_are_refused(sizes: list[Any]) 
         toy_sweep(training={"epochs": 3, "batch_size": sizes})
 
 
+@pytest.mark.parametrize("search", ["gp", [1], "", 0])
+def test_a_search_that_is_no_mapping_is_refused_beside_batch_sizes(search: Any) -> None:
+    given = toy_sweep().model_dump() | {"search": search}
+    with pytest.raises(ValidationError, match=r"search\n +Input should be a valid dictionary"):
+        SweepConfig.model_validate(given | {"training": {"batch_size": [8, 16]}})
+
+
 def test_a_study_whose_best_may_lie_beyond_an_end_tries_the_end_first(home: Home) -> None:
     beyond = {"name": "full", "learning_rate": {"low": 1e-6, "high": 3e-5}}
     plan = planned({"trials": 4, "edge_guard": {"extensions": 1}}, methods=[beyond])

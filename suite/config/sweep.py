@@ -449,9 +449,14 @@ class SweepConfig(Strict):
                 "different ones to search"
             )
         training = {**given["training"], "batch_size": max(sizes)}
-        search = given.get("search") or {}
+        search = given.get("search")
         if isinstance(search, SearchConfig):
             search = search.model_dump()
+        if search is None:
+            search = {}
+        # Pydantic says what is wrong with anything else.
+        if not isinstance(search, Mapping):
+            return given
         search = {**search, "batch_sizes": sorted(sizes)}
         return {**given, "training": training, "search": search}
 
