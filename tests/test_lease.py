@@ -28,6 +28,7 @@ from suite.storage.base import Storage
 from suite.storage.fence import Fence, claim_key
 from suite.storage.lease import Beat, Claim, acquire, held_lease, holder, newest_epoch
 from suite.storage.local import FileStorage
+from suite.storage.shared_run import SharedRun
 from suite.storage.urls import open_storage
 from suite.storage.workspace import Workspace
 from suite.tracking import open_store
@@ -143,6 +144,24 @@ def test_a_host_that_does_not_see_the_claim_says_so_instead_of_training(
         with pytest.raises(ResourceError, match=r"does not see .*another disk.*--storage s3://"):
             elsewhere.check_seen()
     assert not (tmp_path / "another disk").exists(), "to look makes nothing"
+
+
+def test_whatever_a_fence_looks_at_it_waits_for_the_storage_as_long_as_it_was_told(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def opened(url: str, *, patience_s: float) -> Storage:
+        asked.append(patience_s)
+        return open_storage(url, patience_s=patience_s)
+
+    monkeypatch.setattr("suite.storage.fence.open_storage", opened)
+    open_storage(root).create(claim_key("toy", 1), b"a driver")
+    fence = Fence(str(root), "toy", 1, patience_s=300.0)
+    fence.check_seen()
+    fence.check(shared="run")
+    assert SharedRun(fence, "run").take()
+    assert set(asked) == {300.0}
 
 
 def test_a_frozen_holder_is_replaced_and_finds_out_before_it_writes(root: Path) -> None:

@@ -136,6 +136,14 @@ def test_a_url_that_cannot_be_used_says_what_can(url: str, says: str) -> None:
     assert "hidden" not in str(caught.value)
 
 
+def test_a_folder_may_have_a_colon_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    open_storage(Path("a:b")).create("key", b"value")
+    assert open_storage(tmp_path / "a:b").read("key") == b"value"
+
+
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(StorageError, match=r"petl-suite\[s3\]"):

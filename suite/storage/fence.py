@@ -109,17 +109,20 @@ class Fence:
     epoch: int
     patience_s: float = PATIENCE_S
 
+    def open(self) -> Storage:
+        """The storage of the claims."""
+        return open_storage(self.root, patience_s=self.patience_s)
+
     def holds(self) -> bool:
         """Whether no other driver has taken the sweep over."""
         # By a listing: NFS may remember of a single name that it is not there.
-        storage = open_storage(self.root, patience_s=self.patience_s)
-        claims = storage.keys(claims_key(self.sweep))
+        claims = self.open().keys(claims_key(self.sweep))
         # Epochs have no gaps, so it is enough to look for the next one.
         return claim_key(self.sweep, self.epoch + 1) not in claims
 
     def check_seen(self) -> None:
         """Raise ResourceError where the claim cannot be seen: what is written here is lost."""
-        claims = open_storage(self.root).keys(claims_key(self.sweep))
+        claims = self.open().keys(claims_key(self.sweep))
         if claim_key(self.sweep, self.epoch) not in claims:
             raise ResourceError(
                 f"{socket.gethostname()}: does not see {self.root}, where the sweep's driver"
@@ -140,7 +143,7 @@ class Fence:
             )
         if shared is None:
             return
-        _, claim = newest_run_claim(open_storage(self.root), shared)
+        _, claim = newest_run_claim(self.open(), shared)
         if claim is not None and (claim.sweep, claim.epoch) != (self.sweep, self.epoch):
             raise StaleDriverError(
                 f"pretrain run {shared}: the driver of sweep {claim.sweep!r} took it over while "

@@ -12,7 +12,6 @@ import uuid
 from suite.clock import CLOCK, Clock
 from suite.storage.fence import Fence, RunClaim, newest_run_claim, run_claims_key
 from suite.storage.lease import BEAT_S, LOOKS_PER_BEAT, Watch
-from suite.storage.urls import open_storage
 
 LOOK_S = BEAT_S / LOOKS_PER_BEAT
 
@@ -29,7 +28,7 @@ class SharedRun:
     def __init__(self, fence: Fence, run: str, *, clock: Clock = CLOCK) -> None:
         self.fence = fence
         self.run = run
-        self._storage = open_storage(fence.root)
+        self._storage = fence.open()
         self._clock = clock
         self._taken = 0
         self._watch: tuple[RunClaim, Watch] | None = None

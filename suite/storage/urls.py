@@ -23,10 +23,12 @@ def open_storage(url: str | Path, *, patience_s: float = PATIENCE_S) -> Storage:
         StorageError: The text is no URL or holds credentials, or this kind of storage is not known
             to create keys atomically.
     """
-    text = str(url)
-    protocol, rest = split_url(text)
+    # A folder may have a colon in its name, which a URL may not have everywhere.
+    if isinstance(url, Path):
+        return FileStorage(url, patience_s=patience_s)
+    protocol, rest = split_url(url)
     if protocol in S3:
-        return S3Storage(text, patience_s=patience_s)
+        return S3Storage(url, patience_s=patience_s)
     return FileStorage(Path(rest), patience_s=patience_s)
 
 
