@@ -205,6 +205,7 @@ def test_a_packed_file_that_was_damaged_is_named(write: Write) -> None:
         ([True, False, True, False], ["false", "true"], [1, 0, 1, 0]),
         (["yes", "no", "no", "yes"], ["no", "yes"], [1, 0, 0, 1]),
         (["5.0", "1.0", "10.0", "1.0"], ["1.0", "5.0", "10.0"], [1, 0, 2, 0]),
+        (["1_2", "3_4", "1_2", "3_4"], ["1_2", "3_4"], [0, 1, 0, 1]),
     ],
 )
 def test_labels_need_no_list_and_are_sorted(
@@ -414,6 +415,10 @@ def test_a_whole_path_is_said_to_lie_where_it_lies(write: Write, tmp_path: Path)
         ("{files: rows.csv,\n delimiter: ab}", "2: data.delimiter: String should have at most"),
         ("{files: rows.csv,\n delimitr: a}", "2: data: unknown key 'delimitr'; did you mean"),
         ("{files: rows.csv, train: rows.csv}", "1: data: give files "),
+        (
+            "{generator: any,\n opts: {}}",
+            "2: data: unknown key 'opts'; did you mean options",
+        ),
         (
             "rows.csv",
             r"1: data: got 'rows\.csv', expected keys and values: \{files: FILE\} for [^\n]*$",

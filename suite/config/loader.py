@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -231,7 +231,7 @@ def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> st
         *groups, name = map(str, loc)
         if groups:
             place = f"{place}: {'.'.join(groups)}"
-        return str(UnknownNameError("key", name, _keys_beside(model, loc), where=place))
+        return str(UnknownNameError("key", name, _keys_beside(model, error["loc"]), where=place))
     if error["type"] == "missing":
         return f"{place}: key {key!r} is missing"
     if isinstance(got, str) and NUMBER_WITHOUT_POINT.fullmatch(got):
@@ -263,7 +263,7 @@ def _joined(errors: Iterable[Any], model: type[BaseModel]) -> list[Any]:
     for error in errors:
         loc = _loc(error, model)
         if error["type"] in OF_MAPPINGS:
-            error["msg"] = f"Input should be {_keys_and_values(model, loc)}"
+            error["msg"] = f"Input should be {_keys_and_values(model, error['loc'])}"
         # An alternative's error ends with the alternative itself.
         if loc == error["loc"]:
             found.append(error)
@@ -333,27 +333,35 @@ def _keys_and_values(model: type[BaseModel], loc: Key) -> str:
 
 
 def _keys_beside(model: type[BaseModel], loc: Key) -> Sequence[str]:
-    """Field names at the level of `loc`, as far as nested models can be followed."""
-    current: Any = model
+    """Field names at the level of `loc`, as far as nested models can be followed.
+
+    Args:
+        model: Where `loc` begins.
+        loc: The place of an error as pydantic gives it: of a union it names the class that is
+            meant, else the first one counts.
+    """
+    annotation: Any = model
     for part in loc[:-1]:
-        if isinstance(part, int):
-            continue  # the place in a list
-        field = current.model_fields.get(part)
-        current = None if field is None else _first_model(field.annotation)
-        if current is None:
+        models = [*_models(annotation)]
+        # the place in a list has no fields of its own
+        if isinstance(part, int) or not models:
+            continue
+        named = {found.__name__: found for found in models}
+        if part in models[0].model_fields:
+            annotation = models[0].model_fields[part].annotation
+        elif part in named:
+            annotation = named[part]
+        elif not _is_union_tag(part):
             return []
-    return list(current.model_fields)
+    return [*next(_models(annotation), BaseModel).model_fields]
 
 
-def _first_model(annotation: Any) -> type[BaseModel] | None:
-    """The first model in a type such as `list[Annotated[Model, ...]] | None`."""
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models in a type such as `list[Annotated[Model, ...]] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
+        yield annotation
     for nested in getattr(annotation, "__args__", ()):
-        found = _first_model(nested)
-        if found is not None:
-            return found
-    return None
+        yield from _models(nested)
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -219,6 +219,9 @@ def column_of(table: Table, name: str) -> Any:
 
 def as_number(text: str) -> float | None:
     """The number that a text is; None where it is none, such as `n/a` or `nan`."""
+    # Python reads 1_2 as 12, where a file means a name.
+    if "_" in text:
+        return None
     try:
         number = float(text)
     except ValueError:

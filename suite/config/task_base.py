@@ -139,23 +139,20 @@ class GeneratedData(Strict):
 
 
 def _origin(given: Any) -> str:
-    """Which kind of data a mapping means, so that an error is about that kind alone.
-
-    Capitalised, as tags of a union are in errors, of which they are no keys.
-    """
+    """The class of data that a mapping means, so that an error is about that kind alone."""
     if isinstance(given, FileData) or (
         isinstance(given, Mapping) and any(key in given for key in FILE_KEYS)
     ):
-        return "Files"
+        return FileData.__name__
     if isinstance(given, GeneratedData) or (isinstance(given, Mapping) and "generator" in given):
-        return "Generated"
-    return "Hub"
+        return GeneratedData.__name__
+    return HubData.__name__
 
 
 Data: TypeAlias = Annotated[
-    Annotated[HubData, Tag("Hub")]
-    | Annotated[GeneratedData, Tag("Generated")]
-    | Annotated[FileData, Tag("Files")],
+    Annotated[HubData, Tag(HubData.__name__)]
+    | Annotated[GeneratedData, Tag(GeneratedData.__name__)]
+    | Annotated[FileData, Tag(FileData.__name__)],
     Discriminator(_origin),
 ]
 PLACE = {"data": {"folder"}}
