@@ -395,7 +395,8 @@ def test_what_rows_does_wrong_is_named(
         ),
         ("3", r"score\(\): gave int"),
         ("{'hits': 'many'}", r"score\(\): ValueError: could not convert"),
-        ("{'hits': float('nan')}", "gave NaN"),
+        ("{'hits': float('nan')}", "gave {'hits': nan}, expected finite numbers"),
+        ("{'hits': float('inf')}", "gave {'hits': inf}, expected finite numbers"),
         ("[] [0]", r"long_word.py:14: score\(\): IndexError"),
     ],
 )

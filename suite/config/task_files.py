@@ -126,10 +126,11 @@ class TaskCode:
             )
         with _blamed(self.path, "score()"):
             numbers = {name: float(made[name]) for name in metrics}
-        # NaN compares as neither better nor worse, so no trial could ever win
-        if any(map(math.isnan, numbers.values())):
+        # NaN is neither better nor worse than a number, and no result can hold either of them.
+        if not all(map(math.isfinite, numbers.values())):
             raise ConfigError(
-                f"{self.path}: score(): gave NaN in {numbers}; say 0 where a metric is undefined"
+                f"{self.path}: score(): gave {numbers}, expected finite numbers; "
+                "say 0 where a metric is undefined"
             )
         return numbers
 
