@@ -213,6 +213,14 @@ def test_rapl_that_can_be_read_is_found_and_its_absence_is_a_warning(tmp_path: P
     assert "4 W per core" in without.found and "RAPL" in found.found
 
 
+def test_a_gpu_that_is_hidden_meters_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (found,) = energy(gpu(), tmp_path)
+    assert found.level is Level.WARN and "4 W per core" in found.found
+
+
 @pytest.mark.parametrize(("boards", "level"), [(0, Level.WARN), (1, Level.WARN), (2, Level.FAIL)])
 def test_the_shared_memory_of_dockers_default_is_too_little_for_two_gpus_alone(
     boards: int, level: Level, monkeypatch: pytest.MonkeyPatch

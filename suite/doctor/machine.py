@@ -142,15 +142,14 @@ def energy(api: Any = pynvml, powercap: Path = Path("/sys/class/powercap")) -> l
 
 
 def _boards(api: Any) -> list[str]:
-    """Return the unique names of this machine's GPUs; none where NVML does not run."""
-    names: list[str] = []
+    """The UUIDs of the GPUs that a trial would see; none where NVML does not run."""
+    from suite.meters.clock import Unavailable
+    from suite.meters.nvml import visible_boards
+
     try:
-        api.nvmlInit()
-        for index in range(api.nvmlDeviceGetCount()):
-            names.append(str(api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(index))))
-    except api.NVMLError:
+        return visible_boards(api)
+    except Unavailable:
         return []
-    return names
 
 
 def _board_energy(api: Any, name: str) -> Finding:
