@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from suite.config.sweep import SweepConfig
 from suite.errors import SweepConflictError
 from suite.plan.cell_state import CellStatus, read_states
 from suite.plan.definition import check_definition, store_definition
