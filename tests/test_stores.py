@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +21,13 @@ import yaml
 from optuna.trial import TrialState
 
 from suite import api
+from suite.config.training import TrainingConfig
 from suite.doctor.finding import Level
 from suite.doctor.mlflow import check_store
 from suite.errors import TrackingError
 from suite.files import write_json
-from suite.record.folder import Home
+from suite.plan.definition import read_plan, store_definition
+from suite.record.folder import CURVE, Home
 from suite.record.result import FailureRecord, Status
 from suite.storage import databases
 from suite.tracking import TrackingListener, leaderboard, open_store, resolve_uri, sync
@@ -35,6 +38,7 @@ from suite.tracking.store import Point
 from suite.tune import driver
 from tests.ports import free_port
 from tests.records import (
+    define,
     make_home,
     make_result,
     make_spec,
@@ -365,7 +369,10 @@ def test_studies_are_mirrored_once_with_their_values_states_and_attributes(
     failed, pruned, running = (
         make_spec("lora", number=n, learning_rate=1e-5 * n) for n in (3, 4, 5)
     )
-    write_trial(home, failed, make_result(failed, status=Status.DIVERGED))
+    write_trial(home, failed, make_result(failed, status=Status.DIVERGED, epochs=[]))
+    curve = make_result(make_spec("lora")).epochs
+    lines = "".join(f"{epoch.model_dump_json()}\n" for epoch in curve)
+    (home.trial(failed).path / CURVE).write_text(lines)
     write_trial(home, pruned, make_result(pruned, status=Status.PRUNED, validation_score=0.5))
     write_trial(home, running)
     first = mirror_studies(home, studies)
@@ -383,6 +390,8 @@ def test_studies_are_mirrored_once_with_their_values_states_and_attributes(
         3: TrialState.FAIL,
         4: TrialState.PRUNED,
     }
+    (lost,) = (t for t in study.trials if t.state is TrialState.FAIL)
+    assert lost.intermediate_values == {e.epoch: e.validation_score for e in curve}
     best = make_result(make_spec("lora", number=2))
     assert (study.direction.name, study.best_value, study.best_params) == (
         "MAXIMIZE",
@@ -396,6 +405,35 @@ def test_studies_are_mirrored_once_with_their_values_states_and_attributes(
         "lora",
         ["1", "2", "3"],
     )
+
+
+def test_a_batch_size_that_is_searched_is_a_parameter_of_a_study(
+    studies: str, tmp_path: Path
+) -> None:
+    home = Home(tmp_path / "runs")
+    training = TrainingConfig(epochs=2, batch_size=32)
+    for number, batch_size in enumerate((16, 32, 16)):
+        own = training.model_copy(update={"batch_size": batch_size})
+        spec = make_spec("lora", number=number).model_copy(update={"training": own})
+        write_trial(home, spec, make_result(spec))
+    define(home)
+    plan = read_plan(home, "demo")
+    search = plan.config.search.model_copy(update={"batch_sizes": [16, 32]})
+    searched = plan.config.model_copy(update={"search": search, "training": training})
+    store_definition(replace(plan, config=searched), home)
+    mirror_studies(home, studies)
+    (study,) = load(studies).values()
+    assert [trial.params["batch_size"] for trial in study.trials] == [16, 32, 16]
+    # An earlier version showed the learning rate alone.
+    older = study.get_trials()
+    storage = open_storage(studies)
+    optuna.delete_study(study_name=study.study_name, storage=storage)
+    study = optuna.create_study(study_name=study.study_name, storage=storage, direction="maximize")
+    for trial in older:
+        del trial.params["batch_size"], trial.distributions["batch_size"]
+        study.add_trial(trial)
+    reports = [mirror_studies(home, studies) for _ in range(2)]
+    assert [(report.written, report.already) for report in reports] == [(3, 0), (0, 3)]
 
 
 def test_a_trial_is_mirrored_when_it_ends_and_is_written_anew_when_it_was_run_again(

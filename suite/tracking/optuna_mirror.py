@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study, StudyDirection
@@ -44,6 +45,8 @@ from suite.tracking.store import sqlite_path, without_password, writing
 
 HASH = "suite.trial"
 """User attribute of a trial: the hash of its folder."""
+BATCH_SIZE = "batch_size"
+"""Name of the second parameter, where batch sizes are searched."""
 DIGEST = "suite.result"
 """User attribute of a trial: the digest of its result when it was written."""
 
@@ -192,19 +195,28 @@ def _mirror_sweep(storage: BaseStorage, home: Home, plan: Plan) -> MirrorReport:
         if not cell.search:
             continue
         name = f"{plan.config.name}/{planned.key} @{home_id(home)}"
-        mirror = _StudyMirror(storage, name, planned, plan.config.search.second)
+        search = plan.config.search
+        mirror = _StudyMirror(
+            storage, name, planned, search.second, tuple(search.batch_sizes or ())
+        )
         report += mirror.bring_up_to_date(cell, exists=name in shown)
     return report
 
 
 @dataclass(frozen=True, slots=True)
 class _StudyMirror:
-    """The study that shows one cell."""
+    """The study that shows one cell.
+
+    Attributes:
+        second: The second objective of its search; None = the score alone.
+        batch_sizes: Those that its search chooses from; empty where there is one.
+    """
 
     storage: BaseStorage
     name: str
     planned: PlannedCell
     second: str | None
+    batch_sizes: tuple[int, ...]
 
     def bring_up_to_date(self, cell: Cell, *, exists: bool) -> MirrorReport:
         ended = {}
@@ -214,7 +226,7 @@ class _StudyMirror:
         study = self._open(exists=exists)
         shown = _own_trials(study)
         # Optuna cannot change or remove a single trial, so the whole study goes.
-        if not _agree(shown, ended):
+        if not self._agree(shown, ended):
             optuna.delete_study(study_name=self.name, storage=self.storage)
             study = self._open(exists=False)
             shown = []
@@ -227,6 +239,23 @@ class _StudyMirror:
                 written += 1
         self._describe(study, cell)
         return MirrorReport(written, len(there), 1)
+
+    def _agree(self, shown: Sequence[FrozenTrial], ended: Mapping[str, Trial]) -> bool:
+        """Whether every trial of the study is one of the folders', as it ended, and there once."""
+        hashes = {trial.user_attrs[HASH] for trial in shown}
+        # A driver that was superseded may have written a trial a second time.
+        if len(hashes) < len(shown):
+            return False
+        for frozen in shown:
+            trial = ended.get(frozen.user_attrs[HASH])
+            if trial is None or trial.result is None:
+                return False
+            if frozen.user_attrs.get(DIGEST) != result_digest(trial.result):
+                return False
+            # An earlier version showed the learning rate alone.
+            if frozen.params != self._params(trial):
+                return False
+        return True
 
     def _open(self, *, exists: bool) -> Study:
         if exists:
@@ -258,21 +287,36 @@ class _StudyMirror:
             state = TrialState.COMPLETE
         # The edge guard may have widened the range, so it must include every rate that was tried.
         tried = [other.spec.learning_rate for other in cell.search]
-        searched = distribution_of(self.planned.learning_rate, tried)
+        searched: dict[str, BaseDistribution] = {
+            NAME: distribution_of(self.planned.learning_rate, tried)
+        }
+        if self.batch_sizes:
+            searched[BATCH_SIZE] = CategoricalDistribution(self.batch_sizes)
         frozen = create_trial(
             state=state,
             # Optuna refuses values of a failed trial, and a pruned one has no final ones.
             values=values if state is TrialState.COMPLETE else None,
-            params={NAME: trial.spec.learning_rate},
-            distributions={NAME: searched},
+            params=self._params(trial),
+            distributions=searched,
             user_attrs=_attributes(trial, result),
-            intermediate_values={e.epoch: e.validation_score for e in result.epochs},
+            # A trial that failed has its curve in its folder alone.
+            intermediate_values={
+                epoch.epoch: epoch.validation_score
+                for epoch in result.epochs or trial.folder.epochs()
+            },
         )
         # `create_trial` takes no times and would set both to now. Optuna wants local time without a
         # zone.
         frozen.datetime_start = datetime.fromtimestamp(result.started_at)
         frozen.datetime_complete = datetime.fromtimestamp(result.finished_at)
         return frozen
+
+    def _params(self, trial: Trial) -> dict[str, float | int]:
+        """What the search chose for a trial."""
+        found: dict[str, float | int] = {NAME: trial.spec.learning_rate}
+        if self.batch_sizes:
+            found[BATCH_SIZE] = trial.spec.training.batch_size
+        return found
 
     def _values(self, result: TrialResult) -> list[float] | None:
         """The score, and the second objective where there is one; None unless all are known."""
@@ -311,21 +355,6 @@ def _own_trials(study: Study) -> list[FrozenTrial]:
     """The trials that came from folders. Those that somebody added by hand stay as they are."""
     trials = study.get_trials(deepcopy=False)
     return [trial for trial in trials if HASH in trial.user_attrs]
-
-
-def _agree(shown: Sequence[FrozenTrial], ended: Mapping[str, Trial]) -> bool:
-    """Whether every trial of a study is one of the folders', as it ended, and is there once."""
-    hashes = {trial.user_attrs[HASH] for trial in shown}
-    # A driver that was superseded may have written a trial a second time.
-    if len(hashes) < len(shown):
-        return False
-    for frozen in shown:
-        trial = ended.get(frozen.user_attrs[HASH])
-        if trial is None or trial.result is None:
-            return False
-        if frozen.user_attrs.get(DIGEST) != result_digest(trial.result):
-            return False
-    return True
 
 
 def _attributes(trial: Trial, result: TrialResult) -> dict[str, Any]:
