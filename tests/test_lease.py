@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from suite.errors import ResourceError, StaleDriverError, SweepConflictError
+from suite.errors import ResourceError, StaleDriverError, StorageError, SweepConflictError
 from suite.plan.definition import lease_root
 from suite.record.folder import Home
 from suite.storage import lease as leases
@@ -162,6 +162,49 @@ def test_whatever_a_fence_looks_at_it_waits_for_the_storage_as_long_as_it_was_to
     fence.check(shared="run")
     assert SharedRun(fence, "run").take()
     assert set(asked) == {300.0}
+
+
+def test_a_storage_that_stays_away_is_waited_for_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    answers = iter([StorageError("away"), StorageError("away"), True, StorageError("away")])
+
+    def holds(_: Fence, *, once: bool = False) -> bool:
+        asked.append(once)
+        answer = next(answers)
+        if isinstance(answer, StorageError):
+            raise answer
+        return answer
+
+    with held_lease(root, "toy") as held:
+        monkeypatch.setattr(held, "_is_late", lambda _: True)
+        monkeypatch.setattr(Fence, "holds", holds)
+        said = [held.loss() for _ in range(4)]
+        monkeypatch.undo()
+    assert [bool(why) for why in said] == [True, True, False, True]
+    assert asked == [False, True, True, False]
+
+
+def test_beats_go_on_after_whatever_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = acquire(root, "toy", beat_s=0.05)
+    send, failed = lease._send, threading.Event()
+
+    def broken(**given: Any) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise AttributeError("a fault of a library")
+        send(**given)
+
+    monkeypatch.setattr(lease, "_send", broken)
+    assert failed.wait(10)
+    count = lease._count
+    deadline_s = time.monotonic() + 10
+    while lease._count == count and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    beaten = lease._count
+    lease.release()
+    assert beaten > count
 
 
 def test_a_frozen_holder_is_replaced_and_finds_out_before_it_writes(root: Path) -> None:

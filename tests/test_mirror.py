@@ -30,6 +30,7 @@ from suite.record.result import MEND, FailureRecord, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.fence import Fence, claim_key
 from suite.storage.identity import home_id
+from suite.storage.local import FileStorage
 from suite.storage.mirror import Mirror
 from suite.storage.urls import open_storage
 from suite.storage.workspace import Workspace
@@ -167,6 +168,44 @@ def test_of_two_results_the_first_stays_and_both_hosts_have_it(tmp_path: Path) -
         "nor on a disk that they share"
     )
     assert one.home.trial(spec).result() == first
+
+
+def test_the_files_in_the_storage_are_those_of_the_result(tmp_path: Path) -> None:
+    one, other = hosts(tmp_path, "one", "other")
+    spec = make_spec()
+    name = "predictions-test.parquet"
+    for host in (one, other):
+        folder = host.home.trial(spec)
+        folder.path.mkdir(parents=True)
+        (folder.path / name).write_bytes(host.home.path.name.encode())
+    one.end(one.home.trial(spec), make_result(spec, score=80.0))
+    # A third host began the trial and was cut off before it ended.
+    (third,) = hosts(tmp_path, "third")
+    shutil.copytree(other.home.path, third.home.path)
+    other.end(other.home.trial(spec), make_result(spec, score=81.0))
+    settled = third.settle(third.home.trial(spec))
+    assert settled is not None and settled.score == 80.0
+    assert other.storage is not None
+    assert other.storage.read(f"trials/{spec.hash}/{name}") == b"one"
+    for host in (one, other, third):
+        assert (host.home.trial(spec).path / name).read_bytes() == b"one"
+
+
+def test_a_driver_that_was_cut_off_while_another_took_over_puts_no_result(tmp_path: Path) -> None:
+    class CutOff(FileStorage):
+        """Another driver takes the sweep over while this one cannot put its result."""
+
+        def create(self, key: str, data: bytes) -> bool:
+            super().create(claim_key("test", 2), b"another driver")
+            raise StorageError("cut off")
+
+    storage = CutOff(tmp_path / "storage")
+    mirror = Mirror(Home(tmp_path / "own"), storage, Fence(str(tmp_path / "storage"), "test", 1))
+    spec = make_spec()
+    with pytest.raises(StaleDriverError, match="another driver took it over"):
+        mirror.end(mirror.home.trial(spec), make_result(spec))
+    assert mirror.home.trial(spec).result() is None
+    assert not storage.keys("trials")
 
 
 def test_a_host_whose_driver_was_superseded_puts_no_result(tmp_path: Path) -> None:

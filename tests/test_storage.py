@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
+import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError, ReadTimeoutError
 from moto.server import ThreadedMotoServer
 
 from suite.cli.export import _check_new, _folder_for
 from suite.errors import ConfigError, StorageError
+from suite.storage import base
 from suite.storage.base import PATIENCE_S, Storage, checked_key
+from suite.storage.s3 import S3Storage
 from suite.storage.urls import open_storage
 from tests.buckets import BUCKET, s3_server
+from tests.clocks import FakeClock
 from tests.ports import free_port
 
 __all__ = ["s3_server"]
@@ -148,6 +157,76 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(StorageError, match=r"petl-suite\[s3\]"):
         open_storage("s3://bucket/x")
+
+
+class Cut:
+    """A client of boto3 whose calls lose their connection a number of times."""
+
+    def __init__(self, client: Any, times: float) -> None:
+        self._client = client
+        self._times = times
+
+    def __getattr__(self, name: str) -> Any:
+        if self._times > 0:
+            self._times -= 1
+            raise ReadTimeoutError(endpoint_url="http://storage")
+        return getattr(self._client, name)
+
+
+@pytest.mark.parametrize("name", ["read", "write", "create", "exists", "keys", "push", "pull"])
+def test_a_connection_that_is_cut_is_asked_again_and_at_last_told(
+    name: str, s3_server: ThreadedMotoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_storage(f"s3://{BUCKET}/cut-{name}")
+    storage.write("there", b"value")
+    (tmp_path / "file").write_bytes(b"value")
+    calls: dict[str, Callable[[], Any]] = {
+        "read": lambda: storage.read("there"),
+        "write": lambda: storage.write("new", b"value"),
+        "create": lambda: storage.create("new", b"value"),
+        "exists": lambda: storage.exists("there"),
+        "keys": lambda: storage.keys("there"),
+        "push": lambda: storage.push(tmp_path / "file", "new"),
+        "pull": lambda: storage.pull("there", tmp_path / "new"),
+    }
+    expected = {"read": b"value", "create": True, "exists": True, "keys": ["there"]}
+    client = storage._client  # type: ignore[attr-defined]
+    cut = Cut(client, 1)
+    monkeypatch.setattr(S3Storage, "_client", cut)
+    assert calls[name]() == expected.get(name)
+    cut._times = math.inf
+    with storage.asked_once(), pytest.raises(StorageError, match="could not be reached"):
+        calls[name]()
+
+
+def test_credentials_that_have_expired_are_told(
+    s3_server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**_: Any) -> Any:
+        raise ClientError({"Error": {"Code": "ExpiredToken"}}, "PutObject")
+
+    monkeypatch.setattr(S3Storage, "_client", SimpleNamespace(put_object=refused))
+    with pytest.raises(StorageError, match=r"ExpiredToken.*renew them on every host"):
+        open_storage(f"s3://{BUCKET}/x").write("key", b"value")
+
+
+def test_who_waits_for_a_storage_is_told_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(base, "CLOCK", clock)
+    monkeypatch.setattr(base, "_said_s", -math.inf)
+
+    def away() -> None:
+        if clock.now_s() < 1150:
+            raise OSError("cut")
+
+    storage = open_storage(tmp_path, patience_s=300.0)
+    storage.patiently(away, lambda _: True)
+    assert len(caplog.messages) == 3
+    assert re.search(
+        r"does not answer \(OSError\): waiting up to 28\d s for it", caplog.messages[0]
+    )
 
 
 def test_a_bucket_that_is_not_there_is_named(s3_server: ThreadedMotoServer) -> None:

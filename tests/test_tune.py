@@ -15,10 +15,11 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from moto.server import ThreadedMotoServer
 
 from suite.cluster.host import oom_kills
 from suite.cluster.session import PASSED_ON, worker_environment
-from suite.errors import IncompatibleError, ResourceError, SweepConflictError
+from suite.errors import IncompatibleError, ResourceError, StorageError, SweepConflictError
 from suite.plan.cell_state import CellStatus
 from suite.plan.definition import driver_pid, only_driver
 from suite.plan.events import Listener, Listeners, Outcome
@@ -30,15 +31,18 @@ from suite.record.folder import Home
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
+from suite.tune import driver
 from suite.tune.callback import SweepCallback
 from suite.tune.driver import run_sweep
 from suite.tune.group import Group, GroupFailureError, RunSettings
 from suite.tune.rank import Report
 from suite.tune.searcher import SweepSearcher
 from suite.tune.trainable import TrialTrainable
+from tests.buckets import s3_server
 from tests.fake_trainer import calls, score_of
 from tests.sweeps import chosen, decided, run_all, toy_cluster, toy_sweep
 
+__all__ = ["s3_server"]
 ROOT = Path(__file__).parents[1]
 FAKE = "tests.fake_trainer:FakeTrainer"
 SLOW = "tests.fake_trainer:SlowTrainer"
@@ -429,6 +433,28 @@ def test_no_room_for_the_record_of_a_failure_pauses_the_sweep_instead_of_breakin
         callback = SweepCallback(SweepSearcher(schedule), settings, Listeners([]), lease)
         callback._stored(lambda: write(number))
         assert callback.must_stop() and f"{says} and run the same command again" in callback.reason
+
+
+def test_a_signal_that_comes_while_the_storage_is_asked_stops_the_sweep() -> None:
+    callback = SweepCallback.__new__(SweepCallback)
+    callback.reason = ""
+
+    class Asked:
+        def loss(self) -> str:
+            callback.reason = "stopped by Ctrl-C"  # as the handler sets it
+            return ""
+
+    callback.lease = Asked()  # type: ignore[assignment]
+    assert callback.must_stop()
+    assert callback.reason == "stopped by Ctrl-C"
+
+
+def test_a_bucket_that_is_not_there_is_told_before_the_sweep_is_claimed(
+    s3_server: ThreadedMotoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "only_driver", lambda *_, **__: pytest.fail("claimed"))
+    with pytest.raises(StorageError, match="no such bucket"):
+        run_sweep(toy_sweep(), home=Home(tmp_path / "home"), storage="s3://no-such-bucket/x")
 
 
 def test_ctrl_c_stops_cleanly_and_says_so(home: Home, data_root: Path) -> None:

@@ -34,16 +34,14 @@ def open_mirror(home: Home, storage: str | None, *, patience_s: float) -> Mirror
     Args:
         home: This host's.
         storage: URL below which it is mirrored; None = nothing is done.
-        patience_s: How long the sweep will wait for a storage that is away. Here it is asked once.
+        patience_s: How long the sweep will wait for a storage that is away.
 
     Raises:
         StorageError: The storage cannot be used.
     """
     if storage is None:
         return Mirror(home)
-    behind = open_storage(storage, patience_s=patience_s)
-    behind.check()
-    mirror = Mirror(home, behind)
+    mirror = Mirror(home, open_storage(storage, patience_s=patience_s))
     mirror.fetch_home()  # first: what other hosts wrote decides what is new here
     mirror.push_home()
     return mirror

@@ -8,6 +8,7 @@ sweep is theirs.
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import uuid
 from abc import ABC, abstractmethod
@@ -24,6 +25,12 @@ PATIENCE_S = 60.0
 SHORT_PATIENCE_S = 5.0
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+QUIET_S = 10.0
+"""How long a call waits before it says so."""
+SAID_EVERY_S = 60.0
+log = logging.getLogger(__name__)
+# When any storage of this process said last that it waits.
+_said_s = -float("inf")
 
 
 class Storage(ABC):
@@ -109,18 +116,36 @@ class Storage(ABC):
 
     def patiently(self, call: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
         """Call again, less and less often, while the error may pass and patience lasts."""
-        end_s = CLOCK.now_s() + self.patience_s
+        began_s = CLOCK.now_s()
+        end_s = began_s + self.patience_s
         pause_s = FIRST_PAUSE_S
         while True:
             try:
                 return call()
             except Exception as error:
+                now_s = CLOCK.now_s()
                 # A pause that ends after the deadline helps nobody, so it counts as well.
-                if not transient(error) or CLOCK.now_s() + pause_s > end_s:
+                if not transient(error) or now_s + pause_s > end_s:
                     raise
+                if now_s - began_s > QUIET_S:
+                    self._say_that_it_waits(error, end_s - now_s)
             # At random, so that a hundred ranks do not come back at once.
             CLOCK.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _say_that_it_waits(self, error: Exception, left_s: float) -> None:
+        """Say now and then why nothing goes on; many calls may wait at once."""
+        global _said_s
+        now_s = CLOCK.now_s()
+        if now_s - _said_s < SAID_EVERY_S:
+            return
+        _said_s = now_s
+        log.warning(
+            "storage %s does not answer (%s): waiting up to %.0f s for it; what has ended is kept",
+            self.url,
+            type(error).__name__,
+            left_s,
+        )
 
 
 def visible(keys: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ exactly while there is none of epoch n + 1. `suite.storage.lease` makes the clai
 from __future__ import annotations
 
 import socket
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -113,10 +114,16 @@ class Fence:
         """The storage of the claims."""
         return open_storage(self.root, patience_s=self.patience_s)
 
-    def holds(self) -> bool:
-        """Whether no other driver has taken the sweep over."""
-        # By a listing: NFS may remember of a single name that it is not there.
-        claims = self.open().keys(claims_key(self.sweep))
+    def holds(self, *, once: bool = False) -> bool:
+        """Whether no other driver has taken the sweep over.
+
+        Args:
+            once: Give up at the first error.
+        """
+        storage = self.open()
+        with storage.asked_once() if once else nullcontext():
+            # By a listing: NFS may remember of a single name that it is not there.
+            claims = storage.keys(claims_key(self.sweep))
         # Epochs have no gaps, so it is enough to look for the next one.
         return claim_key(self.sweep, self.epoch + 1) not in claims
 

@@ -119,6 +119,8 @@ class Lease:
         self._clock = clock
         self._count = 0
         self._lost = False
+        # Whether the storage did not answer when it was asked last.
+        self._away = False
         # Nothing is safe until the first beat is written and the fence was asked.
         self._safe_from_s = -float("inf")
         self._ended = threading.Event()
@@ -135,7 +137,10 @@ class Lease:
             StorageError: Beats were late, and the storage does not answer.
         """
         if not self._lost and self._is_late(self._clock.now_s()):
-            self._lost = not self.fence.holds()
+            # Its whole patience once: whoever ends a sweep asks several times.
+            away, self._away = self._away, True
+            self._lost = not self.fence.holds(once=away)
+            self._away = False
         return not self._lost
 
     def loss(self) -> str:
@@ -169,8 +174,9 @@ class Lease:
         while not self._lost and not self._clock.wait(self._ended, self.claim.beat_s):
             try:
                 self._send()
-            # One lost beat does no harm: `held` asks the storage itself when beats are late.
-            except (StorageError, OSError) as error:
+            # One lost beat does no harm: `held` asks the storage itself when beats are late. But a
+            # thread that ends, for whatever error, gives away a sweep that goes on.
+            except Exception as error:  # noqa: BLE001 - see above
                 log.warning("sweep %s: no beat: %s", self.fence.sweep, error)
 
     def _send(self, *, released: bool = False) -> None:

@@ -47,6 +47,8 @@ from suite.storage.workspace import Workspace
 T = TypeVar("T")
 TRANSFERS = 8
 """Files on their way at once."""
+TRIES = 3
+"""How often a result is put, each time after the fence was asked."""
 DEFINITIONS = (".json", ".cells")
 RECORDS = (".json", ".jsonl", ".parquet")
 """Tables are made of these; all else in a trial's folder is weights and logs."""
@@ -128,8 +130,7 @@ class Mirror:
         data = self.storage.read(self.key(folder.path / RESULT))
         if data is not None:
             # The stored result counts, even if this host has one of its own.
-            _keep(folder.path / RESULT, data)
-            return folder.result()
+            return self._take(folder, data)
         # A stored result is never replaced, so a damaged one must not become it.
         if own is not None and own.damaged is None:
             return self._end(folder, own)
@@ -355,14 +356,37 @@ class Mirror:
             if known is None:
                 folder.write_result(result)
             return known or result
-        self.push(folder)
         key = self.key(folder.path / RESULT)
-        data = result.as_bytes()
-        # If another host was first, its result stays.
-        if not self.storage.create(key, data):
-            data = self.storage.read(key) or data
+        # If another host was first, its result stays, with its files.
+        stored = self.storage.read(key)
+        if stored is None:
+            self.push(folder)
+            data = result.as_bytes()
+            if self._create(key, data, shared=folder.shared):
+                _keep(folder.path / RESULT, data)
+                return folder.result() or result
+            stored = self.storage.read(key) or data
+        return self._take(folder, stored) or result
+
+    def _create(self, key: str, data: bytes, *, shared: str | None) -> bool:
+        """Create a key that no driver may set that lost its sweep, however long it was cut off."""
+        assert self.storage is not None
+        for _ in range(TRIES - 1):
+            # The fence waits for a storage that is away; the key itself must not, or another driver
+            # could take the sweep over in between.
+            if self.fence is not None:
+                self.fence.check(shared=shared)
+            with contextlib.suppress(StorageError), self.storage.asked_once():
+                return self.storage.create(key, data)
+        return self.storage.create(key, data)
+
+    def _take(self, folder: TrialFolder, data: bytes) -> TrialResult | None:
+        """Keep a stored result here, after the files that it speaks of."""
+        # An earlier attempt here may have left others.
+        if folder.result() is None:
+            self._fetch_folder(folder, is_record)
         _keep(folder.path / RESULT, data)
-        return folder.result() or result
+        return folder.result()
 
     def _fetch_failures(self, folder: TrialFolder) -> None:
         self._fetch_folder(folder, lambda name: name.startswith("failure-"))

@@ -13,7 +13,7 @@ import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +29,8 @@ CONNECTIONS = 16
 """More than a home's copy transfers at once."""
 LATER = ("RequestTimeout", "OperationAborted", "ConditionalRequestConflict", "TooManyRequests")
 """Codes below 500 by which a server asks to be asked again."""
+EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
+"""Codes, of status 400, of credentials that were good once."""
 # As for boto3, the variable of the one service wins over that of all.
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 # A client depends on these: another value of one means another client.
@@ -197,14 +199,17 @@ def _unanswered() -> tuple[type[Exception], ...]:
 
 def _code(error: Exception) -> str:
     """S3's own name of an error; "" where no answer came."""
-    response = getattr(error, "response", {})
-    return str(response.get("Error", {}).get("Code", ""))
+    return str(_answer(error).get("Error", {}).get("Code", ""))
 
 
 def _status(error: Exception) -> int:
     """The HTTP status of an answer; 0 where none came."""
-    response = getattr(error, "response", {})
-    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return int(_answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _answer(error: Exception) -> Mapping[str, Any]:
+    """What the server answered; empty where no answer came, which botocore writes as None too."""
+    return getattr(error, "response", None) or {}
 
 
 def _is_transient(error: Exception) -> bool:
@@ -225,6 +230,8 @@ def _explained(error: Exception, patience_s: float) -> str:
             "no credentials; expected AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, "
             "or a machine's role, on every host"
         )
+    if code in EXPIRED:
+        return f"refused ({code}): the credentials have expired; renew them on every host"
     if _status(error) in (401, 403):
         return f"refused ({code}); expected credentials that may list, read, write and delete there"
     if code == "NoSuchBucket":

@@ -95,7 +95,10 @@ class SweepCallback(tune.Callback):
 
     def must_stop(self) -> bool:
         """Whether the sweep is to be cut short; then nothing is handed out any more."""
-        self.reason = self.reason or self.lease.loss()
+        if not self.reason:
+            lost = self.lease.loss()
+            # A signal may have given a reason while the storage was asked, and it has the word.
+            self.reason = self.reason or lost
         return bool(self.reason)
 
     def _still_leaving(self, now: float, trials: list[TuneTrial]) -> bool:

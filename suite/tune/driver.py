@@ -74,7 +74,7 @@ from suite.redact import printable
 from suite.signals import EXIT_CODES, on_stop
 from suite.storage.lease import Lease
 from suite.storage.mirror import Mirror
-from suite.storage.urls import checked_url
+from suite.storage.urls import checked_url, open_storage
 from suite.storage.workspace import Workspace
 from suite.tune.callback import HaltError, SweepCallback, why_paused
 from suite.tune.elastic import ElasticScheduler, WarmGroupScheduler, placement_request
@@ -135,6 +135,8 @@ def run_sweep(
     # Workers of a running cluster have the working folder of `ray start`.
     if storage is not None:
         storage = checked_url(storage)
+        # Asked once, before the lease, which would wait for a storage that was never there.
+        open_storage(storage).check()
     home.path.mkdir(parents=True, exist_ok=True)
     home = Home(home.path.resolve())
     if data_root is not None:
