@@ -1,18 +1,19 @@
 """Change how an attention module attends to what its projections made, with no model code.
 
 transformers lets a function be registered as attention implementation; `routed_attention` is one.
-It gets q (B, h_q, n, d), k and v (B, h_kv, m, d) as projected, rotated and cached. Then, per
-module: 1. `heads` (a module of the variant's) may make all heads of the few cached ones (MHE, SKV,
-   SHA under T5), or attend by itself (MLA, folded);
-2. the module may take another layer's probabilities, or keys and values, instead of its own (Shared
-   Attention, CLA);
-3. the implementation that the backbone had (sdpa, eager, ...) attends, unless the probabilities are
-   needed, which most implementations do not return;
+It gets q (B, h_q, n, d), k and v (B, h_kv, m, d) as projected, rotated and cached. Then, per module:
+
+1. it may take another layer's keys and values instead of its own (CLA);
+2. `heads` (a module of the variant's) may make all heads of the few cached ones (MHE, SKV, SHA
+   under T5), or attend by itself (MLA, folded);
+3. it may take another layer's probabilities (Shared Attention); else the implementation that the
+   backbone had (sdpa, eager, ...) attends, unless the probabilities are needed, which most
+   implementations do not return;
 4. the result of one head may be repeated for all heads of the output projection (`tiles`, SHA);
 5. a gate may scale what the heads found (`gate_values`, which the variant computes beforehand);
 6. `finish` (a module of the variant's) may change it (MHE, folded).
 
-A variant may also hide keys from queries (`limit`, sliding windows), before 2.
+A variant may also hide keys from queries (`limit`, sliding windows), before 3.
 
 What one layer gives to later ones travels as an explicit argument of their blocks' forward, so that
 gradient checkpointing recomputes a block from the very tensors that it was called with.

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
-from suite.attention.base import Variant
+from suite.attention.base import Options, Variant
 from suite.backbones.base import Family
-from suite.config.loader import Strict
 
 
-class NoOptions(Strict):
-    """`pretrained` has no options."""
-
-
-class Pretrained(Variant[NoOptions]):
+class Pretrained(Variant[Options]):
     description = "the checkpoint's own attention, unchanged"
     source = "the backbone's paper"
     keeps_projections = True
-    Config = NoOptions
+    Config = Options
 
     def convert(self, model: PreTrainedModel, family: Family) -> None:
         """Change nothing."""

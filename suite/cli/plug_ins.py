@@ -1,7 +1,7 @@
 """Read what methods and attention variants say of themselves from their files, which never run.
 
 To import them takes seconds, because they import torch and transformers, and `suite list` needs
-five plain values of each. A cache would have to notice every change of every file that a class
+a few plain values of each. A cache would have to notice every change of every file that a class
 depends on, would be cold where people list first, and would run a stranger's file to list it. The
 source needs none of this. It may say less than the class knows, if a value is computed, or if a
 base class is somebody else's: then `described` gives None, and the caller asks the classes.

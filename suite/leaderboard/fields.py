@@ -694,7 +694,8 @@ class Row:
     )
     curve: list[list[Any]] = listing(
         hidden=True,
-        meaning="learning rate, best validation score or null, and status of every search trial",
+        meaning="learning rate, best validation score or null, status and batch size of every "
+        "search trial",
     )
     progress: list[list[Any]] = listing(
         hidden=True,

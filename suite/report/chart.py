@@ -41,9 +41,9 @@ class Axis:
 
     Attributes:
         title: Its title, with the unit.
-        log: Whether it is logarithmic; then all values are above 0.
+        log: Whether an x axis is logarithmic; then all values are above 0.
         categories: Names instead of numbers, in order; the first is at the top of a y axis.
-        whole: Whether ticks are at whole numbers only.
+        whole: Whether the ticks of an x axis are at whole numbers only.
         limits: The range that is shown, so that figures can be compared with each other.
     """
 
@@ -83,7 +83,6 @@ class Points:
     hollow: bool = False
     ring: bool = False
     shape: str | None = None
-    legend: bool = True
 
     @property
     def marker_shape(self) -> str:

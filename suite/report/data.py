@@ -21,7 +21,7 @@ from suite.leaderboard.choice import Sort, sort_of
 from suite.leaderboard.fields import Row as Cell
 from suite.leaderboard.fields import with_values
 from suite.leaderboard.measures import join, of_preparation
-from suite.leaderboard.table import to_rows
+from suite.leaderboard.table import choose, plain
 from suite.meters.record import ESTIMATE
 from suite.plan.cell_state import CellStatus
 from suite.plan.definition import known_plan
@@ -34,7 +34,6 @@ from suite.report import values
 from suite.report.names import Arm, arms_of, key_in_home, own_key
 from suite.report.table import rows_where, rows_with, rows_without, values_of
 from suite.storage.identity import identity_path
-from suite.tracking.query import leaderboard
 from suite.tracking.rows import read_rows
 
 if TYPE_CHECKING:
@@ -302,8 +301,8 @@ def read(
     if sweep is None:
         sweep = _only(_sweeps_of(store, place))
     # Rejected rows, too: the report says what was taken out, and why.
-    rows = to_rows(leaderboard(uri, sweep=sweep, rejected=True, sort=sort))
     stored = read_rows(store, sweep)
+    rows = plain(choose(stored, rejected=True, sort=sort).rows)
     own = _own_id(place)
     several_homes = len(set(values_of(rows, "home"))) > 1
     # The same arm of two homes is two arms: their runs were never compared.

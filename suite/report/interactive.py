@@ -70,7 +70,7 @@ def draw(charts: Sequence[Chart], columns: int = 3) -> go.Figure:
         for trace in traces(chart):
             # The panels share one legend, so each name stands in it once.
             new = trace.name not in named
-            trace.showlegend = bool(chart.legend and trace.showlegend is not False and new)
+            trace.showlegend = chart.legend and new
             named.add(str(trace.name))
             # A press on a name hides its traces in all panels.
             trace.legendgroup = trace.name
@@ -189,7 +189,6 @@ def _points(mark: Points) -> Any:
         textfont={"size": 11},
         hovertext=_plain(mark.details) or None,
         hoverinfo="text" if mark.details else None,
-        showlegend=mark.legend,
         cliponaxis=False,  # names of points at the edge may lie outside of the plot
         **_error_bars(mark, colour),
     )

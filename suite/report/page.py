@@ -21,7 +21,7 @@ from suite import __version__
 from suite.config.reference import MEAN
 from suite.redact import redact
 from suite.report import interactive, tables, values
-from suite.report.answer import answer, comparable, described, facts, verdicts
+from suite.report.answer import COSTS, answer, comparable, described, facts, verdicts
 from suite.report.chart import COLOURS, colour_of
 from suite.report.charts import place
 from suite.report.content import MOST_ROWS, content
@@ -38,8 +38,8 @@ from suite.report.table import (
     without,
 )
 
-# The costs that a reader can limit: key in a row, its unit and a word for it.
-CHOICE_COSTS = (("peak_memory_bytes", "bytes", "memory"), ("energy_kwh", "kWh", "energy"))
+# The costs that a reader can limit: the unit by key in a row.
+CHOICE_COSTS = {"peak_memory_bytes": "bytes", "energy_kwh": "kWh"}
 # Pixels of the small picture of a score and its interval, and of the margin at its ends.
 PLOT_WIDTH = 132.0
 PLOT_MARGIN = 5
@@ -174,12 +174,13 @@ def _limits(report: Report) -> list[dict[str, Any]]:
     The page compares the rows of one place by their costs, so these must be comparable.
     """
     found = []
-    for key, unit, word in CHOICE_COSTS:
+    for key, unit in CHOICE_COSTS.items():
         by_place = [rows_with(report.admitted(task), key) for task in report.places]
         known = values_of(chain.from_iterable(by_place), key)
         if known and all(comparable(rows, key) for rows in by_place if rows):
             scale = values.scale_of(unit, known)
-            found.append({"key": key, "word": word, "unit": scale.unit, "size": scale.size})
+            about = {"key": key, "word": COSTS[key], "unit": scale.unit, "size": scale.size}
+            found.append(about)
     return found
 
 
@@ -197,7 +198,7 @@ def _choices(report: Report) -> list[dict[str, Any]]:
                 "score": row["score_mean"],
                 "higher": row["higher_is_better"] is not False,
             }
-            for key, unit, _ in CHOICE_COSTS:
+            for key, unit in CHOICE_COSTS.items():
                 choice[key] = row[key]
                 choice[f"{key}_shown"] = values.SHOW[unit](row[key])
             found.append(choice)

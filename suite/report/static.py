@@ -126,10 +126,6 @@ def _scale_x(axes: Axes, axis: Axis) -> None:
 
 def _scale_y(axes: Axes, axis: Axis) -> None:
     axes.set_ylabel(plain(axis.title), fontsize="small")
-    if axis.log:
-        axes.set_yscale("log")
-    if axis.whole:
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     if axis.limits is not None:
         axes.set_ylim(*axis.limits)
     if axis.categories:
@@ -166,9 +162,8 @@ def _points(mark: Points, axes: Axes, chart: Chart) -> None:
         "linewidth": 1.2,
         "linestyle": "none",
         "zorder": 3,
+        "label": plain(mark.name),
     }
-    if mark.legend:
-        options["label"] = plain(mark.name)
     if mark.line:
         options["linestyle"] = LINES[mark.dash]
     if mark.marker:

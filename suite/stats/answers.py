@@ -179,11 +179,11 @@ def score_of(task: TaskConfig, items: Items) -> float:
     own = own_score(task)
     if own is not None:
         return task.score_of(own(items.predictions, items.golds))
-    scores = []
-    for statistic in statistics(task):
+    scores = {}
+    for name, statistic in zip(headline_metrics(task), statistics(task), strict=True):
         sums = statistic.rows(items).sum(0)
-        scores.append(float(statistic.score(sums)))
-    return math.fsum(scores) / len(scores)
+        scores[name] = float(statistic.score(sums))
+    return task.score_of(scores)
 
 
 def statistics(task: TaskConfig) -> list[Statistic]:

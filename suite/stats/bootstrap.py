@@ -47,7 +47,7 @@ def item_covariance(arms: Sequence[Answers], *, resamples: int | None = None) ->
         StatisticsError: There are fewer than two units, or a resample has no finite score.
     """
     task = arms[0].task
-    units = _unit_count(arms[0].items)
+    units = unit_count(arms[0].items)
     if units < 2:
         raise StatisticsError(f"{units} test item: nothing to resample")
     rng = np.random.default_rng(derive_seed("resampled items", task.name, units))
@@ -74,7 +74,8 @@ def _between_seeds(of_runs: Values, arms: int) -> Values:
     return found
 
 
-def _unit_count(items: Items) -> int:
+def unit_count(items: Items) -> int:
+    """How many units are resampled: items, or whole groups of them."""
     if items.groups is None:
         return len(items.golds)
     return len(set(items.groups))

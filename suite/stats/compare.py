@@ -17,7 +17,7 @@ import numpy as np
 from suite.errors import StatisticsError
 from suite.metrics.values import Values
 from suite.stats.answers import Answers
-from suite.stats.bootstrap import item_covariance
+from suite.stats.bootstrap import item_covariance, unit_count
 from suite.stats.exact import least_p_values
 from suite.stats.significance import LEVEL, half_width, two_sided
 
@@ -94,11 +94,7 @@ def gather(arms: Sequence[Answers]) -> Evidence:
     seeds = sorted(shared)
     matched = [arm.with_seeds(seeds) for arm in arms]
     scores = np.array([list(arm.scores.values()) for arm in matched])  # (A, S)
-    groups = first.items.groups
-    units = len(first.index)
-    if groups is not None:
-        # whole groups are resampled
-        units = len(set(groups))
+    units = unit_count(first.items)
     return Evidence(tuple(seeds), scores, item_covariance(matched), units, least_p_values(matched))
 
 
