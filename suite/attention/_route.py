@@ -1,7 +1,8 @@
 """Change how an attention module attends to what its projections made, with no model code.
 
 transformers lets a function be registered as attention implementation; `routed_attention` is one.
-It gets q (B, h_q, n, d), k and v (B, h_kv, m, d) as projected, rotated and cached. Then, per module:
+It gets q (B, h_q, n, d), k and v (B, h_kv, m, d) as projected, rotated and cached. Then,
+per module:
 
 1. it may take another layer's keys and values instead of its own (CLA);
 2. `heads` (a module of the variant's) may make all heads of the few cached ones (MHE, SKV, SHA
