@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ from suite.record.result import Status
 from suite.tracking import TrackingListener, leaderboard, open_store, sync, to_rows, writer
 from suite.tracking.follower import Follower
 from suite.tracking.progress import Progress
-from suite.tracking.store import Store, StoredRun, key_name
+from suite.tracking.store import Point, Store, StoredRun, key_name
 from suite.tracking.writer import Syncer
 from tests.clocks import FakeClock
 from tests.ports import free_port
@@ -424,6 +425,35 @@ def test_an_edited_revision_is_no_number_and_the_newest_values_still_win(
     assert int(now.tags["suite.revision"]) > START_S
     steps = [point.step for point in store.client.get_metric_history(cell.id, "score_mean")]
     assert max(steps) == int(now.tags["suite.revision"])
+
+
+def metrics(uri: str, run: StoredRun) -> dict[str, float]:
+    return open_store(uri).client.get_run(run.id).data.metrics
+
+
+def test_a_number_that_a_row_no_longer_has_is_nan_in_the_run_of_its_cell(home: Home) -> None:
+    uri = home.tracking_uri
+    sync(home, tracking_uri=uri)
+    store = open_store(uri)
+    (cell,) = runs(uri, "cell", method="lora")
+    before = metrics(uri, cell)
+    assert before["score_std"] > 0 and not any(map(math.isnan, before.values()))
+    store.log(cell.id, metrics=[Point("of a person", 1.0, START_S)])
+    write_definition(home, ["full", "lora"], ["agreement"], trials=3, seeds=[1])
+    sync(home, tracking_uri=uri)
+    after = metrics(uri, cell)
+    gone = {key for key, value in after.items() if math.isnan(value)}
+    assert "score_std" in gone and "score_mean" not in gone
+    assert after.keys() == before.keys() | {"of a person"} and after["of a person"] == 1.0
+    high = "metrics.score_std > 0"
+    found = store.client.search_runs([store.experiment("demo")], high)
+    assert found == [], "an unknown number is no high one"
+    sync(home, tracking_uri=uri, verify=True)
+    history = store.client.get_metric_history(cell.id, "score_std")
+    assert [math.isnan(point.value) for point in history] == [False, True], "said once"
+    write_definition(home, ["full", "lora"], ["agreement"], trials=3, seeds=[1, 2])
+    sync(home, tracking_uri=uri)
+    assert metrics(uri, cell)["score_std"] == before["score_std"]
 
 
 def test_a_deleted_experiment_comes_back(home: Home) -> None:

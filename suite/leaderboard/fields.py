@@ -39,6 +39,7 @@ from suite.leaderboard.measures import (
     train_memory_bytes,
     validation_score,
 )
+from suite.record.lm_eval import METRICS as LM_EVAL_METRICS
 from suite.record.lm_eval import as_metrics
 from suite.record.spec import cell_key
 
@@ -780,6 +781,13 @@ def metrics_of(row: Row) -> dict[str, float]:
             found[about.name] = float(value)
     # lm-eval names its metrics by tasks of its own, which no table can list.
     return found | as_metrics(row.lm_eval)
+
+
+def is_metric(name: str) -> bool:
+    """Whether `metrics_of` gives a number of that name for some row."""
+    if name.startswith(LM_EVAL_METRICS):
+        return True
+    return name in BY_NAME and BY_NAME[name].metric
 
 
 def with_values(row: Row, **values: Any) -> Row:

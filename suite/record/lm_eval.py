@@ -21,6 +21,8 @@ from suite.files import read_json, write_json
 from suite.meters.record import Record
 
 FILE = "lm-eval.json"
+METRICS = "lm_eval."
+"""Names of its numbers in MLflow begin with this."""
 SCHEMA_VERSION = 1
 LOCK_TIMEOUT_S = 60.0
 
@@ -263,5 +265,5 @@ def as_metrics(summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[s
             for part, suffix in suffixes.items():
                 # MLflow stores numbers only, so what is not known has no metric.
                 if numbers[part] is not None:
-                    found[f"lm_eval.{name}.{metric}{suffix}"] = float(numbers[part])
+                    found[f"{METRICS}{name}.{metric}{suffix}"] = float(numbers[part])
     return found

@@ -623,6 +623,12 @@ class Store:
         return {point.step: point.value for point in points}
 
     @_explained
+    def metrics(self, run_id: str) -> dict[str, float]:
+        """The latest value of each metric of a run."""
+        found: dict[str, float] = self.client.get_run(run_id).data.metrics
+        return found
+
+    @_explained
     def delete_run(self, run_id: str) -> None:
         """Put a run into MLflow's bin."""
         self.client.delete_run(run_id)

@@ -7,16 +7,17 @@ behind is still in the state RUNNING, and is written to its end.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from suite.config.hashing import short_hash
 from suite.errors import TrackingError
 from suite.files import sha256
-from suite.leaderboard.fields import Row, metrics_of
+from suite.leaderboard.fields import Row, is_metric, metrics_of
 from suite.record.cells import Trial
 from suite.record.folder import RESULT as RESULT_FILE
 from suite.record.folder import SPEC, TrialFolder
@@ -37,9 +38,9 @@ from suite.tracking.encode import (
 )
 from suite.tracking.live import Curves, LiveTrial
 from suite.tracking.notes import NOTE, cell_note
-from suite.tracking.store import Point, RunRecord, Store, StoredRun
+from suite.tracking.store import Point, RunRecord, Store, StoredRun, key_name
 
-FORMAT = 6
+FORMAT = 7
 """A number to raise when what is written changes; the next sync then writes every cell again."""
 DIGEST = "suite.digest"
 """The tag of a cell's run that says what was written into it and its trials' runs; set last."""
@@ -364,8 +365,11 @@ class SweepRuns:
         end_s = row.ended_at or time.time()
         # MLflow shows the value with the highest step as the latest.
         revision = _next_revision(cell.tags.get(REVISION, "0"))
+        numbers = metrics_of(row)
+        if REVISION in cell.tags:
+            numbers |= self._unknown_now(cell, numbers)
         points = []
-        for key, value in metrics_of(row).items():
+        for key, value in numbers.items():
             points.append(Point(key, value, end_s, revision))
         tags = {
             "status": row.status,
@@ -377,6 +381,19 @@ class SweepRuns:
         self.store.finish(cell.id, CELL_STATUS.get(row.status, "SCHEDULED"), end_s)
         self.store.log(cell.id, metrics=points, tags=tags)
         self._cells[row.cell_key] = replace(cell, tags={**cell.tags, **tags})
+
+    def _unknown_now(self, cell: StoredRun, numbers: Mapping[str, float]) -> dict[str, float]:
+        """NaN for every number that a cell's run shows and its row no longer has.
+
+        MLflow removes no metric: the old value would stay the latest.
+        """
+        named = {key_name(key) for key in numbers}
+        gone = {}
+        for key, value in self.store.metrics(cell.id).items():
+            # Metrics that somebody else logged stay as they are.
+            if is_metric(key) and key not in named and not math.isnan(value):
+                gone[key] = math.nan
+        return gone
 
 
 def _next_revision(known: str) -> int:
