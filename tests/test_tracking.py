@@ -34,6 +34,7 @@ from suite.tracking.writer import Syncer
 from tests.clocks import FakeClock
 from tests.ports import free_port
 from tests.records import (
+    RATES,
     START_S,
     define,
     make_home,
@@ -454,6 +455,26 @@ def test_a_number_that_a_row_no_longer_has_is_nan_in_the_run_of_its_cell(home: H
     write_definition(home, ["full", "lora"], ["agreement"], trials=3, seeds=[1, 2])
     sync(home, tracking_uri=uri)
     assert metrics(uri, cell)["score_std"] == before["score_std"]
+
+
+def test_a_rejected_row_is_no_done_one_in_the_run_of_its_cell(home: Home) -> None:
+    uri = home.tracking_uri
+    search = "tags.suite.kind = 'cell' and tags.status = 'done'"
+    both = ["full", "lora"]
+    for read, done in (("d", both), ("other", ["full"]), ("d", both)):
+        for seed, data_hash in ((1, "d"), (2, read)):
+            spec = make_spec("lora", seed=seed, learning_rate=RATES[2])
+            write_trial(home, spec, make_result(spec, data_hash=data_hash))
+        sync(home, tracking_uri=uri)
+        store = open_store(uri)
+        found = store.client.search_runs([store.experiment("demo")], search)
+        assert sorted(run.data.tags["method"] for run in found) == done
+        (cell,) = runs(uri, "cell", method="lora")
+        if done == both:
+            assert cell.tags["status"] == "done" and not cell.tags.get("rejected")
+        else:
+            assert cell.tags["status"] == "rejected" and cell.status == "FINISHED"
+            assert cell.tags["rejected"] == "its runs read different data"
 
 
 def test_a_deleted_experiment_comes_back(home: Home) -> None:

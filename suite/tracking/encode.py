@@ -29,6 +29,8 @@ RESULT = "suite.result"
 ended lacks it."""
 CURVE = "epoch."
 """Names of the curve's metrics begin with this."""
+REJECTED = "rejected"
+"""The tag of a cell's run with the reasons, and the status that the leaderboard shows there."""
 NO_METRICS: dict[str, Any] = {
     "schema_version": True,
     "epochs": True,  # a curve: its numbers have the epoch as their step
@@ -250,6 +252,24 @@ def cell_tags(row: Row) -> dict[str, str]:
         "architecture": canonical_json(row.architecture),
         "task": row.task,
     }
+
+
+def outcome_tags(row: Row, before: Mapping[str, str]) -> dict[str, str]:
+    """Where a cell stands, and why it is no result where it was rejected.
+
+    Args:
+        row: The row of the cell.
+        before: The tags that its run has.
+    """
+    tags = {"status": row.status}
+    # None = not checked, which is no reason to reject.
+    if row.admitted is False:
+        tags["status"] = REJECTED
+    reasons = "; ".join(row.rejected)
+    # A tag stays until it gets another value.
+    if reasons or REJECTED in before:
+        tags[REJECTED] = reasons
+    return tags
 
 
 def flatten(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:

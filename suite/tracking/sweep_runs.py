@@ -33,6 +33,7 @@ from suite.tracking.encode import (
     arm_names,
     cell_tags,
     curve_metrics,
+    outcome_tags,
     run_digest,
     trial_record,
 )
@@ -372,7 +373,7 @@ class SweepRuns:
         for key, value in numbers.items():
             points.append(Point(key, value, end_s, revision))
         tags = {
-            "status": row.status,
+            **outcome_tags(row, cell.tags),
             REVISION: str(revision),
             DIGEST: _digest(row, artifacts=artifacts),
         }
