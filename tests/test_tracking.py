@@ -24,18 +24,22 @@ import pytest
 
 from suite.errors import TrackingError
 from suite.leaderboard.collect import sweep_rows
+from suite.leaderboard.fields import with_values
+from suite.plan.cell_state import CellStatus
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import Status
 from suite.tracking import TrackingListener, leaderboard, open_store, sync, to_rows, writer
 from suite.tracking.follower import Follower
 from suite.tracking.progress import Progress
 from suite.tracking.store import Point, Store, StoredRun, key_name
+from suite.tracking.sweep_runs import SweepRuns
 from suite.tracking.writer import Syncer
 from tests.clocks import FakeClock
 from tests.ports import free_port
 from tests.records import (
     RATES,
     START_S,
+    cell_rows,
     define,
     make_home,
     make_result,
@@ -475,6 +479,17 @@ def test_a_rejected_row_is_no_done_one_in_the_run_of_its_cell(home: Home) -> Non
         else:
             assert cell.tags["status"] == "rejected" and cell.status == "FINISHED"
             assert cell.tags["rejected"] == "its runs read different data"
+
+
+@pytest.mark.parametrize("status", list(CellStatus))
+def test_a_cell_of_which_nothing_is_left_to_run_has_ended(home: Home, status: CellStatus) -> None:
+    store = open_store(home.tracking_uri)
+    sweep = SweepRuns(store, home="abc", sweep="demo")
+    row = with_values(cell_rows(home)[0], status=status.value)
+    sweep.publish([row])
+    sweep.write_cell(row)
+    (cell,) = runs(home.tracking_uri, "cell")
+    assert cell.ended == status.is_over
 
 
 def test_a_deleted_experiment_comes_back(home: Home) -> None:

@@ -54,7 +54,7 @@ CONFIRM_ARTIFACTS = (SPEC, RESULT_FILE, "rank0.log")
 MAX_ARTIFACT_BYTES = 10 * 2**20
 HAVING = {"cell": "suite.arm", "trial": "suite.trial", files_of_rows.KIND: files_of_rows.TAG}
 """A tag that only the runs of a kind have, by which they are found quickly."""
-CELL_STATUS = {"done": "FINISHED", "failed": "FAILED"}
+CELL_STATUS = {"done": "FINISHED", "not chosen": "FINISHED", "failed": "FAILED"}
 """A cell of any other status is SCHEDULED to MLflow: there is work left."""
 
 
