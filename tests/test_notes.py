@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from filelock import FileLock
 
 from suite.cli.attach import attach
 from suite.record.folder import Home
+from suite.record.result import Status
 from suite.report import compose
 from suite.tracking import open_store, sync
 from suite.tracking.attach import attach_reports
@@ -65,6 +67,27 @@ def test_sweeps_cells_and_trials_say_what_they_are(home: Home) -> None:
     assert len({run.tags[NOTE] for run in trials}) == len(trials), (
         "each names its learning rate and seed"
     )
+
+
+def test_every_filter_that_a_page_names_finds_runs_and_those_of_names_find_cells_too(
+    home: Home,
+) -> None:
+    spec = make_spec("lora", number=7)
+    write_trial(home, spec, make_result(spec, status=Status.DIVERGED))
+    sync(home, tracking_uri=home.tracking_uri)
+    store, _ = runs(home, "cell")
+    experiment = store.experiment("demo")
+    page = (Path(__file__).parents[1] / "docs" / "stores.md").read_text()
+    named = re.findall(r"^\|.*\| `([a-z]+\..*)` \|$", page, re.MULTILINE)
+    note = store.client.get_experiment(experiment).tags[NOTE]
+    noted = re.findall(r"`([a-z]+\.[^`]*=[^`]*)`", note)
+    assert len(named) == len(noted) == 5
+    for query in {*named, *noted}:
+        query = query.replace("sst2", "agreement")
+        assert store.client.search_runs([experiment], query), query
+        if "method" in query:
+            cells = f"tags.suite.kind = 'cell' and {query}"
+            assert len(store.client.search_runs([experiment], cells)) == 1
 
 
 def test_what_somebody_wrote_in_mlflow_stays(home: Home) -> None:

@@ -21,8 +21,10 @@ def sweep_note(sweep: str) -> str:
         f"The sweep **{sweep}** of petl-suite. A run with others under it is a cell, one arm on "
         "one task: its metrics sum up its trials. The run `leaderboard` has the rows of all cells "
         "as a file, the run `report` has the report.\n\n"
-        "- Only cells: `tags.suite.kind = 'cell'`; only test scores: `tags.phase = 'confirm'`; "
-        "one method: `params.method = 'lora'`.\n"
+        "- Only cells: `tags.suite.kind = 'cell'`; only those that are done and not rejected: "
+        "`tags.status = 'done'`; only test scores: `tags.phase = 'confirm'`; one method: "
+        "`tags.method = 'lora'`; what failed: `attributes.status = 'FAILED'`. Join them by `and`; "
+        "cells have tags, and no parameters.\n"
         "- The table with intervals, ranks and costs: "
         f"`suite leaderboard --sweep {sweep}`.\n\n{FORMULAS}"
     )
