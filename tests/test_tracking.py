@@ -28,6 +28,7 @@ from suite.leaderboard.fields import with_values
 from suite.plan.cell_state import CellStatus
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import Status
+from suite.storage.identity import home_id
 from suite.tracking import TrackingListener, leaderboard, open_store, sync, to_rows, writer
 from suite.tracking.follower import Follower
 from suite.tracking.progress import Progress
@@ -498,6 +499,33 @@ def test_a_deleted_experiment_comes_back(home: Home) -> None:
     store.client.delete_experiment(store.experiment("demo"))
     sync(home, tracking_uri=home.tracking_uri)
     assert_each_once(home.tracking_uri, home)
+
+
+def test_runs_that_were_replaced_do_not_come_back_with_their_experiment(
+    home: Home, tmp_path: Path
+) -> None:
+    uri = home.tracking_uri
+    other = make_home(tmp_path / "other", tasks=["agreement"], trials=3, seeds=(1, 2))
+    homes = (home, other)
+    later, same = make_spec("lora", number=0), make_spec("lora", number=1)
+    for score in (0.5, 0.99):
+        for each in homes:
+            start_s = START_S + 1000 * score
+            write_trial(each, later, make_result(later, score=score, started_at=start_s))
+            write_trial(each, same, make_result(same, score=score))
+            sync(each, tracking_uri=uri)
+    (newer,) = runs(uri, "trial", **{"suite.trial": later.hash, "suite.home": home_id(home)})
+    store = open_store(uri)
+    store.client.delete_experiment(store.experiment("demo"))
+    for each in homes:
+        assert sync(each, tracking_uri=uri).cells == 2, "all are looked at"
+        assert sync(each, tracking_uri=uri).cells == 0
+    found = runs(uri, "trial")
+    assert Counter(Counter(run.tags["suite.trial"] for run in found).values()) == {2: 10}
+    assert newer.id in {run.id for run in found}, "the newest was kept, not written anew"
+    for spec in (later, same):
+        for run in runs(uri, "trial", **{"suite.trial": spec.hash}):
+            assert metrics(uri, run)["score"] == 0.99
 
 
 def test_two_homes_with_a_sweep_of_one_name_stay_apart_in_one_store(

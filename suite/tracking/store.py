@@ -311,11 +311,16 @@ class Store:
     Args:
         uri: The URI of the store; errors name it without its password.
         page_size: Runs per search request.
+
+    Attributes:
+        restored: Ids of the experiments that were taken out of MLflow's bin, until somebody has
+            looked at what came back with them.
     """
 
     def __init__(self, uri: str, page_size: int = PAGE_SIZE) -> None:
         self.uri = uri
         self.page_size = page_size
+        self.restored: set[str] = set()
 
     @functools.cached_property
     def client(self) -> MlflowClient:
@@ -450,6 +455,7 @@ class Store:
         # MLflow keeps the name of a deleted experiment, so no new one can be made under it.
         if known.lifecycle_stage == "deleted":
             self.client.restore_experiment(known.experiment_id)
+            self.restored.add(str(known.experiment_id))
         # Somebody may have made the experiment by hand; the tag is how `experiments` finds it.
         if known.tags.get("suite.kind") != "sweep":
             self.client.set_experiment_tag(known.experiment_id, "suite.kind", "sweep")

@@ -73,6 +73,8 @@ class SweepRuns:
         self.home = home
         self.sweep = sweep
         self.experiment = store.experiment(sweep, artifacts=files)
+        if self.experiment in store.restored:
+            self._doubt_all()
         self._cells = self._one_each("cell", "suite.cell")
         self._rows = self._one_each(files_of_rows.KIND, "sweep").get(sweep)
         # Whether the last look found the file of rows gone or damaged.
@@ -84,16 +86,32 @@ class SweepRuns:
         # Runs that show as running, by the trial's hash; None until they are asked for.
         self._running: dict[str, StoredRun] | None = None
 
-    def _one_each(self, kind: str, key: str) -> dict[str, StoredRun]:
-        """The runs of a kind by the value of a tag; of duplicates the oldest is kept.
+    def _doubt_all(self) -> None:
+        """Have every cell of the experiment looked at again, with its trials, by its home's sync.
 
-        A request that was repeated because its answer got lost leaves a second run.
+        MLflow restores an experiment with all runs that were ever deleted in it: those that newer
+        ones replaced stand beside them again.
+        """
+        cells = {"suite.kind": "cell"}
+        for run in self.store.runs([self.experiment], cells, having=HAVING["cell"]):
+            self.store.log(run.id, tags={DIGEST: ""})
+        self.store.restored.discard(self.experiment)
+
+    def _one_each(self, kind: str, key: str) -> dict[str, StoredRun]:
+        """The runs of a kind by the value of a tag; of duplicates the newest that is whole is kept.
+
+        A request that was repeated because its answer got lost leaves a second run, and a restored
+        experiment has those that were replaced.
         """
         tags = {"suite.kind": kind, "suite.home": self.home}
         kept: dict[str, StoredRun] = {}
         for run in self.store.runs([self.experiment], tags, having=HAVING[kind]):
-            if kept.setdefault(run.tag(key), run) is not run:
-                self.store.delete_run(run.id)
+            name = run.tag(key)
+            if name in kept:
+                # Of two that are equally whole the newer one stays behind the older one.
+                outdated, run = sorted([kept[name], run], key=_whole)
+                self.store.delete_run(outdated.id)
+            kept[name] = run
         return kept
 
     def rows(self) -> list[Row]:
@@ -395,6 +413,11 @@ class SweepRuns:
             if is_metric(key) and key not in named and not math.isnan(value):
                 gone[key] = math.nan
         return gone
+
+
+def _whole(run: StoredRun) -> tuple[bool, bool]:
+    """How much of a run is there; the more, the greater."""
+    return run.ended, bool(run.tags.get(files_of_rows.TAG))
 
 
 def _next_revision(known: str) -> int:
