@@ -501,6 +501,46 @@ def test_a_deleted_experiment_comes_back(home: Home) -> None:
     assert_each_once(home.tracking_uri, home)
 
 
+@pytest.mark.parametrize("new_name", ["my nice name", "nice"])
+def test_an_experiment_that_somebody_renamed_stays_that_of_its_sweep(
+    home: Home, new_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri = home.tracking_uri
+    sync(home, tracking_uri=uri)
+    before = to_rows(leaderboard(uri))
+    store = open_store(uri)
+    own = store.experiments()["demo"]
+    store.client.rename_experiment(own, new_name)
+    write_trial(home, spec := make_spec("lora", number=3), make_result(spec))
+    assert sync(home, tracking_uri=uri).written == 1
+    assert store.experiments() == {"demo": own}
+    assert len(to_rows(leaderboard(uri, sweep="demo"))) == len(before) and not caplog.text
+    with pytest.raises(TrackingError, match="'demo' has the name of the sweep 'nice'; rename it"):
+        store.client.rename_experiment(own, "nice")
+        store.experiment("nice")
+
+
+def test_an_experiment_of_an_earlier_version_is_found_by_its_name_and_gets_its_sweeps(
+    home: Home,
+) -> None:
+    store = open_store(home.tracking_uri)
+    own = store.client.create_experiment("demo", tags={"suite.kind": "sweep"})
+    assert store.experiments() == {"demo": own}
+    sync(home, tracking_uri=home.tracking_uri)
+    store.client.rename_experiment(own, "mine")
+    assert store.experiments() == {"demo": own}
+
+
+def test_an_experiment_that_can_be_no_sweep_keeps_nobody_from_the_others(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    sync(home, tracking_uri=home.tracking_uri)
+    store = open_store(home.tracking_uri)
+    store.client.create_experiment("my nice name", tags={"suite.kind": "sweep"})
+    assert len(leaderboard(home.tracking_uri)) == 2
+    assert "got the sweep 'my nice name'" in caplog.text and "left out" in caplog.text
+
+
 def test_runs_that_were_replaced_do_not_come_back_with_their_experiment(
     home: Home, tmp_path: Path
 ) -> None:

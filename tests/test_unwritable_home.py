@@ -128,7 +128,7 @@ def test_every_command_that_reads_works(how: str, home: Home, place: Path) -> No
     given = [[str(word) for word in (*words, "--home", home.path)] for words in commands]
     # The row is in the log alone, as long as the writer has not merged it.
     with closing(sqlite3.connect(stores["live"])) as writer:
-        writer.execute("UPDATE experiments SET name = 'renamed' WHERE name = 'demo'")
+        writer.execute("UPDATE experiment_tags SET value = 'renamed' WHERE key = 'suite.sweep'")
         writer.commit()
         for part in ("", "-wal", "-shm"):
             shutil.copy(f"{stores['live']}{part}", f"{stores['killed']}{part}")

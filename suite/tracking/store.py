@@ -30,6 +30,9 @@ from suite.tracking.notes import NOTE, sweep_note
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,6 +44,8 @@ MAX_TAG_CHARS = 8000
 MAX_PARAM_CHARS = 6000
 ARTIFACTS = "mlartifacts"
 """The folder beside an sqlite file for the files of its runs."""
+SWEEP = "suite.sweep"
+"""The tag of an experiment with the name of its sweep, which stays when somebody renames it."""
 RUN_ID = re.compile("[0-9a-f]{32}")
 ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
 """States of a run that is over. RUNNING is one that is being written or whose trial runs; SCHEDULED
@@ -416,26 +421,38 @@ class Store:
     def experiments(self) -> dict[str, str]:
         """Experiment id by sweep name, for every sweep in the store.
 
-        Raises:
-            TrackingError: The name of one could lead out of a folder.
+        One that somebody renamed still has its sweep's name in a tag. Those whose sweep has no
+        possible name are left out with a warning: whoever reaches the store can make experiments,
+        and reports take these names.
         """
         found: dict[str, str] = {}
+        for experiment in self._search_experiments("tags.`suite.kind` = 'sweep'"):
+            sweep = experiment.tags.get(SWEEP, experiment.name)
+            wrong = why_not("sweep", sweep)
+            if wrong is not None:
+                log.warning(
+                    "tracking store %s: %s; this experiment is left out, rename it or delete it",
+                    without_password(self.uri),
+                    wrong,
+                )
+            # A copy with the tags of another experiment does not take its place.
+            elif sweep not in found or experiment.name == sweep:
+                found[sweep] = experiment.experiment_id
+        return found
+
+    def _search_experiments(self, query: str, *, deleted: bool = False) -> list[Experiment]:
+        from mlflow.entities import ViewType
+
+        view = ViewType.ACTIVE_ONLY
+        if deleted:
+            view = ViewType.ALL
+        found: list[Experiment] = []
         token = None
         while True:
             page = self.client.search_experiments(
-                filter_string="tags.`suite.kind` = 'sweep'",
-                max_results=self.page_size,
-                page_token=token,
+                view, filter_string=query, max_results=self.page_size, page_token=token
             )
-            for experiment in page:
-                # Whoever reaches the store can make experiments, and reports take these names.
-                wrong = why_not("sweep", experiment.name)
-                if wrong is not None:
-                    raise TrackingError(
-                        f"tracking store {without_password(self.uri)}: {wrong};"
-                        " rename that experiment, or delete it"
-                    )
-                found[experiment.name] = experiment.experiment_id
+            found += page
             token = page.token
             if not token:
                 return found
@@ -445,21 +462,43 @@ class Store:
         """The id of a sweep's experiment: found, taken out of the bin, or created.
 
         Args:
-            name: The sweep's.
+            name: The sweep's; the experiment may have got another one from somebody.
             artifacts: Where files of a new one go if neither a server nor the place of an sqlite
                 file decides that.
+
+        Raises:
+            TrackingError: The experiment of another sweep got this name.
         """
-        known = self.client.get_experiment_by_name(name)
+        known = self._experiment_of(name)
         if known is None:
             return self._create_experiment(name, artifacts)
         # MLflow keeps the name of a deleted experiment, so no new one can be made under it.
         if known.lifecycle_stage == "deleted":
             self.client.restore_experiment(known.experiment_id)
             self.restored.add(str(known.experiment_id))
-        # Somebody may have made the experiment by hand; the tag is how `experiments` finds it.
-        if known.tags.get("suite.kind") != "sweep":
-            self.client.set_experiment_tag(known.experiment_id, "suite.kind", "sweep")
+        # An earlier version made it, or somebody by hand; it is found by these tags.
+        for key, value in _sweep_tags(name).items():
+            if known.tags.get(key) != value:
+                self.client.set_experiment_tag(known.experiment_id, key, value)
         return str(known.experiment_id)
+
+    def _experiment_of(self, sweep: str) -> Experiment | None:
+        """The experiment with a sweep's tag, else one of its name; rather one that is not deleted.
+
+        Raises:
+            TrackingError: The experiment of another sweep got this name.
+        """
+        found = self._search_experiments(f"tags.`{SWEEP}` = '{sweep}'", deleted=True)
+        found.sort(key=lambda each: (each.lifecycle_stage == "deleted", each.name != sweep))
+        if found:
+            return found[0]
+        named = self.client.get_experiment_by_name(sweep)
+        if named is not None and named.tags.get(SWEEP, sweep) != sweep:
+            raise TrackingError(
+                f"tracking store {without_password(self.uri)}: the experiment of the sweep "
+                f"{named.tags[SWEEP]!r} has the name of the sweep {sweep!r}; rename it in MLflow"
+            )
+        return named
 
     @_explained
     def experiment_tag(self, experiment: str, key: str) -> str:
@@ -475,7 +514,7 @@ class Store:
     def _create_experiment(self, name: str, artifacts: Path | None) -> str:
         from mlflow.exceptions import MlflowException
 
-        tags = {"suite.kind": "sweep", NOTE: sweep_note(name)}
+        tags = {**_sweep_tags(name), NOTE: sweep_note(name)}
         try:
             return str(
                 self.client.create_experiment(name, self._artifact_location(artifacts), tags)
@@ -699,6 +738,11 @@ class Store:
         if not run.files.endswith(f"/{ARTIFACTS}/{run.id}/artifacts"):
             return None
         return path.parent / ARTIFACTS / run.id / "artifacts"
+
+
+def _sweep_tags(sweep: str) -> dict[str, str]:
+    """The tags by which the experiment of a sweep is found."""
+    return {"suite.kind": "sweep", SWEEP: sweep}
 
 
 def _stored(run: Any) -> StoredRun:
