@@ -503,5 +503,5 @@ def test_one_command_runs_a_sweep_and_the_others_read_it(
         cell["left"],
         cell["failures"],
     ) == (1, 1, 0, 0, [])
-    assert suite("sync")[1].startswith("0 trials written, 2 were there already")
+    assert suite("sync")[1].startswith("0 trials written, 2 others ended before")
     assert f"{row['score_mean']:.1f}" in suite("leaderboard")[1]

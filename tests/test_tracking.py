@@ -36,6 +36,7 @@ from suite.tracking.store import Point, Store, StoredRun, key_name
 from suite.tracking.sweep_runs import SweepRuns
 from suite.tracking.writer import Syncer
 from tests.clocks import FakeClock
+from tests.commands import Suite, suite  # noqa: F401
 from tests.ports import free_port
 from tests.records import (
     RATES,
@@ -386,6 +387,18 @@ def test_runs_deleted_by_hand_come_back_and_duplicates_go(home: Home) -> None:
     assert_each_once(home.tracking_uri, home)
 
 
+def test_a_sync_does_not_say_that_runs_are_there_at_which_it_did_not_look(
+    home: Home,
+    suite: Suite,  # noqa: F811
+) -> None:
+    sync(home, tracking_uri=home.tracking_uri)
+    open_store(home.tracking_uri).delete_run(runs(home.tracking_uri, "trial")[0].id)
+    said = suite("sync", "--home", home.path)[1]
+    assert said.startswith("0 trials written, 10 others ended before")
+    said = suite("sync", "--home", home.path, "--verify")[1]
+    assert said.startswith("1 trials written, 9 others ended before")
+
+
 @pytest.mark.parametrize(
     ("cut_to_bytes", "verify"), [(None, False), (100, True)], ids=["deleted", "cut"]
 )
@@ -515,9 +528,9 @@ def test_an_experiment_that_somebody_renamed_stays_that_of_its_sweep(
     assert sync(home, tracking_uri=uri).written == 1
     assert store.experiments() == {"demo": own}
     assert len(to_rows(leaderboard(uri, sweep="demo"))) == len(before) and not caplog.text
-    with pytest.raises(TrackingError, match="'demo' has the name of the sweep 'nice'; rename it"):
-        store.client.rename_experiment(own, "nice")
-        store.experiment("nice")
+    store.client.rename_experiment(own, "other")
+    with pytest.raises(TrackingError, match="'demo' has the name of the sweep 'other'; rename it"):
+        store.experiment("other")
 
 
 def test_an_experiment_of_an_earlier_version_is_found_by_its_name_and_gets_its_sweeps(

@@ -95,7 +95,7 @@ def sync(
             "for the rest"
         )
     put(
-        f"{report.written} trials written, {report.already} were there already, "
+        f"{report.written} trials written, {report.already} others ended before, "
         f"{report.cells} cells brought up to date, in {without_password(uri)}"
     )
     attach(place, tracking_uri, sweep, unless=going_on)

@@ -37,7 +37,7 @@ class SyncReport:
 
     Attributes:
         written: Trials that MLflow did not have, or had incompletely.
-        already: Ended trials that it had.
+        already: The other trials that have ended. Only `verify` looks each of them up.
         cells: Cell runs that were created or changed.
         unreachable: Why it stopped early, None if it did not.
     """
