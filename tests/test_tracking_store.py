@@ -69,6 +69,19 @@ def test_stores_that_cannot_work_are_refused(uri: str, tmp_path: Path) -> None:
         resolve_uri(Home(tmp_path), uri)
 
 
+def test_a_word_that_is_no_uri_is_answered_with_the_stores_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(TrackingError, match=r"'databricks': expected sqlite:.*postgresql:.*http"):
+        resolve_uri(Home(tmp_path), "databricks")
+
+
+def test_a_folder_in_the_place_of_a_database_is_not_to_be_moved_away(tmp_path: Path) -> None:
+    with pytest.raises(
+        TrackingError, match=r"is a folder, expected the file.*/mlflow\.db$"
+    ) as told:
+        resolve_uri(Home(tmp_path), f"sqlite:///{tmp_path}")
+    assert "move" not in str(told.value)
+
+
 def test_a_store_of_a_plug_in_of_mlflow_may_be_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

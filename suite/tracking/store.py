@@ -138,8 +138,9 @@ def resolve_uri(home: Home, tracking_uri: str | None = None, *, write: bool = Fa
             is refused.
 
     Raises:
-        TrackingError: A folder, which MLflow 3 no longer writes, an in-memory database, one that
-            cannot be written safely, or a kind of store that MLflow does not know.
+        TrackingError: A folder, which MLflow 3 no longer writes, a folder in the place of an sqlite
+            file, an in-memory database, one that cannot be written safely, or a kind of store that
+            MLflow does not know.
     """
     chosen = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
     try:
@@ -152,14 +153,20 @@ def resolve_uri(home: Home, tracking_uri: str | None = None, *, write: bool = Fa
         ) from None
     if scheme in ("", "file"):
         raise TrackingError(
-            f"tracking store {chosen!r}: MLflow no longer writes folders; "
-            "give sqlite:///PATH.db or http(s)://HOST:PORT"
+            f"tracking store {redact(chosen)!r}: expected sqlite:///PATH.db, "
+            "postgresql://USER@HOST/DATABASE or http(s)://HOST:PORT; "
+            "a folder is none, since MLflow no longer writes folders"
         )
     path = sqlite_path(chosen)
     if path is None:
         uri = with_driver(chosen)
         _check_kind(uri)
         return uri
+    if path.is_dir():
+        raise TrackingError(
+            f"tracking store {chosen!r}: {path} is a folder, expected the file of a database: "
+            f"{sqlite_uri(path / 'mlflow.db')}"
+        )
     if write:
         check_local(path)
     return sqlite_uri(path)
