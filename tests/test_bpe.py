@@ -45,6 +45,19 @@ label: {column: label, words: ["no", "yes"]}
 metrics: [accuracy]
 splits: {rule: held-out, held_out: 8}
 """
+CHOICES = """
+kind: multiple-choice
+description: a toy
+source: ours
+data: {hub: toy/choices}
+inputs: [en]
+choices: [one, other]
+stem: "{en}"
+text_to_text: "which: {en} {one} {other}"
+label: {column: label, words: ["no", "yes"]}
+metrics: [accuracy]
+splits: {rule: held-out, held_out: 8}
+"""
 TEXTS = [text for pair in PAIRS for text in pair]
 
 
@@ -127,6 +140,22 @@ def test_other_text_gives_another_tokenizer(root: Path) -> None:
     before = opened(root, choice()).tokenizer
     write_pairs(root, train=10)
     assert opened(root, choice()).tokenizer != before
+
+
+def test_other_choices_give_another_tokenizer(root: Path) -> None:
+    rows = [
+        {"en": en, "one": "a", "other": "b", "another": de, "label": n % 2}
+        for n, (en, de) in enumerate(PAIRS[:48])
+    ]
+    folder = root / "toy" / "choices" / "default"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
+    found = []
+    for text in (CHOICES, CHOICES.replace("other", "another")):
+        (root.parent / "user" / "tasks" / "toy-choices.yaml").write_text(text)
+        found.append(load_tokenizer(opened(root, choice(task="toy-choices"))))
+    assert "atze" not in " ".join(found[0].get_vocab())
+    assert "atze" in " ".join(found[1].get_vocab())
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2", "llama"])

@@ -56,7 +56,7 @@ def bpe_folder(bpe: Bpe, *, data_root: Path | None, cache: Path, where: str = ""
     task = load_task(bpe.task, where=where)
     source = open_source(task, data_root)
     # what the text depends on; other keys of the task may change without a new tokenizer
-    keys = {"inputs", "target", "splits", "group", "data", "version"}
+    keys = {"inputs", "target", "choices", "splits", "group", "data", "version"}
     parts = {
         "format": FORMAT,
         "task": task.model_dump(mode="json", include=keys),
