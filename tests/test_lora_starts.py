@@ -11,6 +11,7 @@ import torch
 from peft.optimizers import create_lorafa_optimizer, create_loraplus_optimizer
 from peft.tuners.lora import LoraLayer
 from torch import nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 import suite as package
@@ -19,6 +20,7 @@ from suite.backbones.loading import build, resolve
 from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, BackboneChoice, LimitConfig
 from suite.config.training import TrainingConfig
+from suite.data.collate import IGNORED
 from suite.errors import CheckpointError, ConfigError, DataError, IncompatibleError
 from suite.export import export
 from suite.export.card import Facts
@@ -26,6 +28,7 @@ from suite.meters import PhaseMeter
 from suite.petl import get_method
 from suite.petl._pruning import fixed_head
 from suite.petl.arm import build_arm, full_architecture
+from suite.petl.base import Batch
 from suite.record.folder import Home
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
@@ -108,6 +111,36 @@ def test_corda_reads_every_choice_of_a_row_by_itself(family: str) -> None:
     toy.method.prepare(toy.model, toy.family, rows, loss_of)
     assert all(layer.lora_B["default"].weight.abs().max() > 0 for layer in layers(toy.model))
     torch.testing.assert_close(logits_of(toy.model, rows[0]), before, rtol=0.0, atol=ROUNDING)
+
+
+def padded(row: Batch, inputs: int, labels: int) -> Batch:
+    """A row of T5's at these lengths; 0 = without padding."""
+    length = int(row["attention_mask"].sum())
+    wide = max(inputs - length, 0)
+    found = {
+        name: pad(row[name][:, :length], (0, wide)) for name in ("input_ids", "attention_mask")
+    }
+    width = row["labels"].shape[1]
+    return {**found, "labels": pad(row["labels"], (0, max(labels - width, 0)), value=IGNORED)}
+
+
+@pytest.mark.parametrize(("inputs", "labels"), [(16, 16), (16, 8)])
+@pytest.mark.parametrize("start", ["eva", "corda"])
+def test_padding_moves_no_start_of_an_encoder_decoder(start: str, inputs: int, labels: int) -> None:
+    toy = unprepared(f"peft:{start}", "t5")
+    rows = []
+    for number in range(48):
+        row = toy.batch(seed=number, size=1)
+        # the decoder, too, reads more different tokens than the rank
+        rows.append(row | {"labels": row["input_ids"][:, : 2 + number % 3]})
+    found = []
+    for widths in ((0, 0), (inputs, labels)):
+        toy = unprepared(f"peft:{start}", "t5")
+        examples = [padded(row, *widths) for row in rows]
+        toy.method.prepare(toy.model, toy.family, examples, loss_of)
+        found.append([layer.lora_A["default"].weight for layer in layers(toy.model)])
+    for expected, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0.0, atol=ROUNDING)
 
 
 def test_lora_ga_starts_along_the_gradient_of_the_whole_weight() -> None:

@@ -82,9 +82,9 @@ def prepare_start(
         if start == "eva":
             _start_eva(model, layers, config, examples, family)
         elif start == "corda":
-            _start_corda(model, layers, config, examples)
+            _start_corda(model, layers, config, examples, family)
         else:
-            _start_lora_ga(model, layers, config, examples, loss)
+            _start_lora_ga(model, layers, config, examples, family, loss)
     model.train(training)
 
 
@@ -134,7 +134,7 @@ def _start_eva(
     examples: list[Batch],
     family: Family,
 ) -> None:
-    batches = list(_joined(examples))
+    batches = list(_joined(examples, family))
     left = EVA_PASSES * len(batches) + 1  # peft looks at the first batch once more
 
     def forward(model: nn.Module, batch: Batch) -> None:
@@ -166,13 +166,17 @@ def _start_eva(
 
 
 def _start_corda(
-    model: Any, layers: Mapping[str, nn.Module], config: Any, examples: list[Batch]
+    model: Any,
+    layers: Mapping[str, nn.Module],
+    config: Any,
+    examples: list[Batch],
+    family: Family,
 ) -> None:
     def run() -> None:
         # One by one, because peft takes an input for one text.
         for example in examples:
             for text in _texts(example):
-                model(**_cut(text))
+                model(**_cut(text, family))
 
     preprocess_corda(model, config, run)
     for module in layers.values():
@@ -185,11 +189,12 @@ def _start_lora_ga(
     layers: Mapping[str, nn.Module],
     config: Any,
     examples: list[Batch],
+    family: Family,
     loss: Loss,
 ) -> None:
     def run() -> None:
         model.eval()  # peft turns dropout on
-        batches = list(_joined(examples))
+        batches = list(_joined(examples, family))
         for batch in batches:
             # peft takes the mean over batches, of which the last may be smaller
             share = len(batch["input_ids"]) * len(batches) / len(examples)
@@ -206,6 +211,7 @@ def _masks(batch: Batch, family: Family, *, answers_alone: bool) -> list[Tensor]
     """Which positions are no padding, for each length of sequence that layers see.
 
     Args:
+        batch: As `_joined` makes it, so that no two lengths are the same.
         answers_alone: Whether a decoder's positions count only where the loss is.
     """
     mask = batch["attention_mask"].flatten(0, -2).bool()  # (B, T)
@@ -233,8 +239,11 @@ def _visible(values: Any, masks: list[Tensor], _name: str) -> Tensor:
     return flat
 
 
-def _joined(rows: list[Batch]) -> Iterator[dict[str, Tensor]]:
-    """Batches of several rows, each padded to the longest."""
+def _joined(rows: list[Batch], family: Family) -> Iterator[dict[str, Tensor]]:
+    """Batches of several rows, each padded to the longest.
+
+    An encoder-decoder's labels never have the length of its input.
+    """
     for start in range(0, len(rows), ROWS):
         part = rows[start : start + ROWS]
         batch = {}
@@ -245,6 +254,9 @@ def _joined(rows: list[Batch]) -> Iterator[dict[str, Tensor]]:
             if tensors[0].ndim > 1:
                 tensors = [pad(each, (0, longest - each.shape[-1]), value=fill) for each in tensors]
             batch[name] = torch.cat(tensors)
+        # a layer's input is told by its length: is it the encoder's or the decoder's?
+        if family.kind == "encoder-decoder" and batch["labels"].shape == batch["input_ids"].shape:
+            batch["labels"] = pad(batch["labels"], (0, 1), value=IGNORED)
         yield batch
 
 
@@ -257,14 +269,16 @@ def _texts(row: Batch) -> Iterator[Batch]:
         yield {name: tensor[:, [choice]] for name, tensor in row.items() if tensor.ndim > 2}
 
 
-def _cut(row: Batch) -> dict[str, Tensor]:
+def _cut(row: Batch, family: Family) -> dict[str, Tensor]:
     """One row without its padding."""
-    width = row["input_ids"].shape[-1]
     length = int(row["attention_mask"].sum(-1).max())
     found = {}
     for name, tensor in row.items():
+        kept = length
         # an encoder-decoder's labels have a length of their own
-        if tensor.ndim > 1 and tensor.shape[-1] == width:
-            tensor = tensor[..., :length]
+        if name == "labels" and family.kind == "encoder-decoder":
+            kept = int((tensor != IGNORED).sum(-1).max())
+        if tensor.ndim > 1:
+            tensor = tensor[..., :kept]
         found[name] = tensor
     return found

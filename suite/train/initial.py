@@ -31,8 +31,9 @@ from suite.train.fingerprint import frozen_fingerprint, place_sum
 from suite.train.process_group import all_agree, gather_objects
 from suite.train.shards import stored_buffers
 
-# 1: weights alone; 2: with what they cost; 3: LST walks through all blocks.
-FORMAT = 3
+# 1: weights alone; 2: with what they cost; 3: LST walks through all blocks; 4: LoRA's starts tell
+# encoder and decoder apart.
+FORMAT = 4
 """Raise this number when a method prepares other weights, or more is kept beside them."""
 PREPARED = "prepared.safetensors"
 COST = "cost.json"
