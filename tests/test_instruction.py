@@ -163,6 +163,19 @@ def test_the_score_is_the_perplexity_of_the_responses_tokens(family: str) -> Non
     assert not goal.task.higher_is_better and goal.task.utility(20.0) > goal.task.utility(30.0)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_decoder_computes_no_loss_that_a_score_drops(family: str) -> None:
+    """The loss is in float32 over a whole batch, which may not fit into memory."""
+    longer = {"n_positions": 512} if family == "gpt2" else {}
+    model: Any = build(resolve(tiny_choice(family, **longer)), Head("text")).eval()
+    goal = objective(FAMILIES[family])
+    losses: list[Any] = []
+    model.loss_function = lambda *args, **kwargs: losses.append(args)
+    with torch.no_grad():
+        assert len(goal.predict(model, goal.collate(as_rows(goal.encode(ROWS))), synced=False)) == 3
+    assert not losses
+
+
 def test_a_response_to_nothing_has_every_token_in_its_score() -> None:
     """ByT5's tokenizer has no start token, as GPT-2's has none."""
     goal = objective(

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from transformers import ByT5Tokenizer
 
-from suite.backbones.loading import load_tokenizer, resolve
+from suite.backbones.loading import build, load_tokenizer, resolve
 from suite.config.arm import Arm
 from suite.config.sweep import BackboneChoice
 from suite.config.task import GeneratedData, PretrainTask
@@ -246,6 +246,18 @@ def test_the_loss_per_token_of_a_block_is_the_models_own(family: str) -> None:
     assert goal.collate(data)["input_ids"].equal(batch["input_ids"]), (
         "validation is corrupted the same way every time"
     )
+
+
+def test_a_decoder_computes_no_loss_that_validation_drops() -> None:
+    """The loss is in float32 over a whole batch, which may not fit into memory."""
+    goal = objective("gpt2", 16)
+    model: Any = build(resolve(tiny_choice("gpt2")), goal.head).eval()
+    losses: list[Any] = []
+    model.loss_function = lambda *args, **kwargs: losses.append(args)
+    batch = goal.collate([dict(row) for row in rows(goal)][:3])
+    with torch.no_grad():
+        assert len(goal.predict(model, batch, synced=False)) == 3
+    assert not losses
 
 
 @pytest.mark.parametrize("family", ["bert", "t5"])

@@ -17,7 +17,6 @@ import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from suite.backbones.base import Kind
@@ -25,7 +24,7 @@ from suite.config.task import InstructionTask
 from suite.config.task_base import SplitName
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED, collate_padded
-from suite.data.language_model import LikelihoodObjective
+from suite.data.language_model import LikelihoodObjective, next_token_nll
 from suite.data.objective import (
     Batch,
     Columns,
@@ -152,6 +151,9 @@ class DecoderInstruction(InstructionObjective):
             multiple=self.training.pad_to_multiple,
         )
 
+    def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
+        return next_token_nll(model, batch)
+
     def _packed(self, rows: Features) -> Features:
         """Rows joined in order as long as they fit; their names are joined by `+`."""
         packed: Features = {name: [] for name in rows}
@@ -171,13 +173,6 @@ class DecoderInstruction(InstructionObjective):
                     # lists of tokens are joined, counts are added; `+=` would change `rows` too
                     packed[name][-1] = packed[name][-1] + value
         return packed
-
-    def _aligned(
-        self, logits: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        # prompt tuning puts its own positions in front
-        logits = logits[:, -labels.shape[1] :]
-        return logits[:, :-1], labels[:, 1:]
 
 
 def make_instruction(

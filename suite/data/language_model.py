@@ -37,16 +37,7 @@ class LikelihoodObjective(Objective):
 
         It takes one forward pass, whatever `synced` says.
         """
-        return summed_nll(*self._aligned(model(**batch).logits, batch["labels"]))
-
-    def _aligned(
-        self, logits: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and labels, such that each label stands where it is predicted.
-
-        (B, T, vocabulary) and (B, T).
-        """
-        return logits, labels
+        return summed_nll(model(**batch).logits, batch["labels"])
 
     def _rows(self, chunks: Iterable[tuple[list[str], Columns]]) -> Iterator[list[int]]:
         """Token ids of every text."""
@@ -125,11 +116,7 @@ class LanguageModelObjective(LikelihoodObjective):
 
         It takes one forward pass, whatever `synced` says.
         """
-        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-        # prompt tuning puts its own positions in front
-        logits = logits[:, -batch["labels"].shape[1] :]  # (B, T, vocabulary)
-        # the logits at one place predict the token at the next
-        return summed_nll(logits[:, :-1], batch["labels"][:, 1:])
+        return next_token_nll(model, batch)
 
     def score(
         self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
@@ -150,6 +137,24 @@ class LanguageModelObjective(LikelihoodObjective):
             start_ids(self.tokenizer), stream(rows, separator=self.tokenizer.eos_token_id)
         )
         return windows(tokens, self.training.max_length, stride=self.stride)
+
+
+def next_token_nll(model: Any, batch: Batch) -> list[float]:
+    """Negative log-likelihood of each row's labels in nats, summed, as a decoder predicts them.
+
+    It takes one forward pass.
+
+    Args:
+        model: A decoder.
+        batch: With labels, each at the place of its own token, (B, T).
+    """
+    labels = batch["labels"]
+    # without labels, from which the model would compute a loss in float32 over the whole batch
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    # prompt tuning puts its own positions in front
+    logits = logits[:, -labels.shape[1] :]  # (B, T, vocabulary)
+    # the logits at one place predict the token at the next
+    return summed_nll(logits[:, :-1], labels[:, 1:])
 
 
 def summed_nll(logits: torch.Tensor, labels: torch.Tensor) -> list[float]:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
 from suite.backbones.base import Kind
@@ -22,6 +21,7 @@ from suite.config.training import TrainingConfig
 from suite.data.classification_head import without_labels
 from suite.data.classification_text import TextToTextObjective
 from suite.data.collate import IGNORED
+from suite.data.language_model import next_token_nll
 from suite.data.objective import (
     Batch,
     Columns,
@@ -176,9 +176,10 @@ class ChoiceLikelihoodObjective(LabelObjective):
 
         It takes one forward pass over all choices, whatever `synced` says.
         """
-        sums, tokens = label_scores(model, batch)
+        nll = torch.tensor(next_token_nll(model, batch))
+        tokens = (batch["labels"] != IGNORED).sum(-1).cpu()
         # per token, because a sum would favour the shortest choice
-        answers = (sums / tokens).view(-1, len(self.task.choices)).argmax(-1).tolist()
+        answers = (nll / tokens).view(-1, len(self.task.choices)).argmin(-1).tolist()
         return [float(answer) for answer in answers]
 
     def _encode_row(
@@ -218,25 +219,6 @@ def make_choice(
     if kind == "encoder" or decoder_objective == "head":
         return ChoiceHeadObjective(task, tokenizer, training, pairs=kind == "encoder")
     return ChoiceLikelihoodObjective(task, tokenizer, training)
-
-
-def label_scores(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-likelihood in nats of each row's labels, summed, and how many labels it has.
-
-    (rows,) each.
-    """
-    labels = batch["labels"]
-    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    # some methods put positions of their own in front
-    logits = logits[:, -labels.shape[1] :]  # (B, T, vocabulary)
-    sums = []
-    counts = []
-    for row, wanted in zip(logits, labels, strict=True):
-        # the logits at one place predict the token at the next
-        scored = wanted[1:] != IGNORED
-        sums.append(-cross_entropy(row[:-1][scored].float(), wanted[1:][scored], reduction="sum"))
-        counts.append(scored.sum())
-    return torch.stack(sums), torch.stack(counts)
 
 
 def _fit(stem: list[int], choice: list[int], at_most: int) -> list[int]:

@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from suite.backbones.base import Kind
@@ -36,7 +35,7 @@ from suite.config.task import ObjectiveName, PretrainTask
 from suite.config.task_base import SplitName
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED
-from suite.data.language_model import LikelihoodObjective
+from suite.data.language_model import LikelihoodObjective, next_token_nll
 from suite.data.objective import Batch, Columns, Features, rows_of
 from suite.data.running_text import blocks, named_chunks
 from suite.data.tokenizer import end_ids
@@ -204,10 +203,8 @@ class CausalObjective(PretrainingObjective):
     def corrupt(self, block: Ids, draw: np.random.Generator) -> tuple[list[int], list[int]]:
         return block.tolist(), [IGNORED, *block[1:].tolist()]
 
-    def _aligned(
-        self, logits: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return logits[:, :-1], labels[:, 1:]
+    def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
+        return next_token_nll(model, batch)
 
 
 class SpanObjective(PretrainingObjective):
