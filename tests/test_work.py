@@ -146,6 +146,36 @@ def test_hours_are_trials_times_steps_times_the_assumed_time_of_a_step(toy_roots
     assert hours["device_hours_at_most"] is None
 
 
+def test_trials_of_any_searched_batch_size_cost_what_their_examples_do(
+    toy_roots: Path, tmp_path: Path
+) -> None:
+    from tests.records import make_result
+
+    def hours(batch_size: Any, *, measured: bool = False, **training: Any) -> float:
+        given = {"epochs": 3, "batch_size": batch_size, **training}
+        search = {"trials": 5, "startup_trials": 3}
+        sweep = toy_sweep(methods=["full"], limit={"train": 18}, training=given, search=search)
+        plan = make_plan(sweep, where="toy.yaml")
+        (cell,) = plan.cells
+        ran = []
+        for size in plan.config.batch_sizes if measured else []:
+            spec = plan.search_spec(cell, 0, 1e-3, batch_size=size)
+            result = make_result(spec, score=50.0, epochs=epochs(40.0, 50.0))
+            ran.append(Trial(Home(tmp_path).trial(spec), spec, result))
+        work = arm_work(plan, where="toy.yaml")
+        cost = device_hours(plan, work, trials={cell.key: ran}, on_gpus=False)
+        return float(cost["device_hours_at_most"]) / plan.trials_at_most(cell)
+
+    # a batch of 4 leaves out two examples of 18, one of 6 none
+    assert hours([4, 6]) == pytest.approx(hours(6), rel=1e-9)
+    # steps that are given are most work with the largest batch
+    assert hours([2, 8], epoch_steps=7) == pytest.approx(hours(8, epoch_steps=7), rel=1e-9)
+    # two trials of two steps each, of 20 s on two workers
+    example_s = 2 * 20.0 * 2 / (2 * (2 + 6))
+    found = hours([2, 6], measured=True)
+    assert found == pytest.approx(3 * 18 * example_s / 3600, rel=1e-9)
+
+
 def test_the_bound_has_the_trials_that_the_edge_guard_may_add_once_for_each_study(
     toy_roots: Path,
 ) -> None:

@@ -92,6 +92,18 @@ def steps_at_most(config: SweepConfig, task: TaskConfig) -> int | None:
     return training.epochs * (examples // smallest)
 
 
+def examples_at_most(config: SweepConfig, task: TaskConfig) -> int | None:
+    """Examples of all steps of a trial that never stops early; None where only the data tell."""
+    training = config.training
+    if training.epoch_steps is not None:
+        return training.epochs * training.epoch_steps * max(config.batch_sizes)
+    examples = training_examples(task, config.limit, block=training.max_length)
+    if examples is None:
+        return None
+    # Without what fills no batch, which is less at one size than at another.
+    return training.epochs * max(examples // size * size for size in config.batch_sizes)
+
+
 def training_examples(task: TaskConfig, limit: LimitConfig, *, block: int) -> int | None:
     """Examples of one pass over the training split, at most; None where only the data tell.
 
@@ -213,21 +225,23 @@ def device_hours(
     if on_gpus:
         device = "GPU"
         tflops = GPU_TFLOPS
-    assumed_s = {}  # seconds of a device per optimizer step, by cell
+    # Seconds of a device per example, by cell: where batch sizes are searched, trials differ in
+    # their steps and hardly in their examples.
+    assumed_s = {}
     measured_s = {}
     for cell in plan.cells:
         flops = work[cell.arm.key].flops(plan.config.training, cell.task.name)
-        assumed_s[cell.key] = flops / (tflops * 1e12)
-        step_s = _device_s_per_step(trials.get(cell.key, ()))
-        if step_s is not None:
-            measured_s[cell.key] = step_s
+        assumed_s[cell.key] = flops / plan.config.training.batch_size / (tflops * 1e12)
+        example_s = _device_s_per_example(trials.get(cell.key, ()))
+        if example_s is not None:
+            measured_s[cell.key] = example_s
     # Cells without a measurement are off by as much as the measured ones were.
     ratio = 1.0
     basis = (
         f"assumes {tflops:g} TFLOP/s achieved by a {device}; examples as long as max_length allows"
     )
     if measured_s:
-        ratio = fmean(step_s / assumed_s[key] for key, step_s in measured_s.items())
+        ratio = fmean(example_s / assumed_s[key] for key, example_s in measured_s.items())
         basis = f"from the measured steps of {len(measured_s)} of {len(plan.cells)} cells"
     known_hours = []
     for cell in plan.cells:
@@ -245,26 +259,26 @@ def device_hours(
     }
 
 
-def _hours(plan: Plan, cell: PlannedCell, step_s: float) -> float | None:
-    """Device-hours of all trials of a cell; None where its steps are unknown."""
-    steps = steps_at_most(plan.config, cell.task)
-    if steps is None:
+def _hours(plan: Plan, cell: PlannedCell, example_s: float) -> float | None:
+    """Device-hours of all trials of a cell; None where its examples are unknown."""
+    examples = examples_at_most(plan.config, cell.task)
+    if examples is None:
         return None
-    return plan.trials_at_most(cell) * steps * step_s / SECONDS_PER_HOUR
+    return plan.trials_at_most(cell) * examples * example_s / SECONDS_PER_HOUR
 
 
-def _device_s_per_step(trials: Iterable[Trial]) -> float | None:
-    """Seconds of the train phase times workers per optimizer step, over a cell's ended trials."""
+def _device_s_per_example(trials: Iterable[Trial]) -> float | None:
+    """Seconds of the train phase times workers per example, over a cell's ended trials."""
     device_s = 0.0
-    steps = 0
+    examples = 0
     for trial in trials:
         result = trial.result
         if result is not None and result.epochs and "train" in result.phases:
             # Times workers: a trial on four GPUs for an hour costs four device-hours.
             device_s += result.phases["train"].seconds * trial.spec.world_size
-            steps += result.epochs[-1].step
-    if steps:
-        return device_s / steps
+            examples += result.epochs[-1].step * trial.spec.training.batch_size
+    if examples:
+        return device_s / examples
     return None
 
 
