@@ -151,6 +151,16 @@ def test_lora_says_where_a_variant_left_none_of_its_targets() -> None:
         )
 
 
+@pytest.mark.parametrize(("length", "tokens"), [(200, 88), (200, None), (128, 1)])
+def test_a_prompt_that_leaves_no_position_is_what_has_to_be_shorter(
+    length: int, tokens: int | None
+) -> None:
+    arm = Arm(backbone=tiny_choice("bert"), method="prompt", architecture={"length": length})
+    says = rf"the {length} positions of prompt leave none of the backbone's 128 .*; use fewer"
+    with pytest.raises(IncompatibleError, match=says):
+        check_arm(resolved_tiny("bert"), make_head("classification"), arm, max_length=tokens)
+
+
 def scratch_names() -> list[str]:
     return [name for name in variants.names() if variants.get(name).start == "scratch"]
 

@@ -295,13 +295,22 @@ def check_arm(
 
     Raises:
         ConfigError: See `build_arm`.
-        IncompatibleError: See `build_arm`; or the sequences are too long.
+        IncompatibleError: See `build_arm`; or the sequences, or what the method puts in front of
+            them, are too long.
     """
     _, petl = build_arm(resolved, head, arm, meta=True, pretrained=pretrained)
     # T5 has relative positions and no table, so its sequences may be of any length
     positions = resolved.family.positions(resolved.config)
     extra = petl.extra_positions()
-    if positions is not None and (max_length or 0) + extra > positions:
+    if positions is None:
+        return
+    # no sequence is short enough then
+    if extra >= positions:
+        raise IncompatibleError(
+            f"the {extra} positions of {petl.name} leave none of the backbone's {positions}"
+            " positions to a sequence; use fewer"
+        )
+    if max_length is not None and max_length + extra > positions:
         and_extra = f" and the {extra} positions of {petl.name}" if extra else ""
         raise IncompatibleError(
             f"sequences of {max_length} tokens{and_extra} exceed the backbone's {positions}"
