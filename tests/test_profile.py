@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 
+from suite.backbones.t5 import T5
 from suite.errors import ResourceError
 from suite.petl.arm import full_architecture
 from suite.plan import partitioning
@@ -706,6 +707,17 @@ def test_an_arm_that_is_too_long_is_set_aside_and_the_others_go_on(suite: Suite)
         "16 tokens and 20 positions of prompt exceed the backbone's 16 positions; use a smaller --seq"
         in prompt["reason"]
     )
+
+
+def test_an_encoder_decoder_with_a_table_of_positions_ends_where_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (arm,) = arms_of("t5", ["full"])
+    serving = Serving(arm, Setting(**SHORT), CPU)
+    assert (arm.too_long(17), serving.why_not(16)) == (None, None)
+    monkeypatch.setattr(T5, "positions", lambda _family, _config: 16)
+    assert "17 tokens exceed the backbone's 16 positions" in arm.too_long(17)
+    assert "20 tokens exceed the backbone's 16 positions" in str(serving.why_not(16))
 
 
 def test_json_with_a_comparison_is_one_document(suite: Suite) -> None:

@@ -83,8 +83,6 @@ class ArmChoice:
     def too_long(self, tokens: int) -> str | None:
         """Why sequences of `tokens` tokens do not fit; None where they do."""
         resolved = self.resolve()
-        if resolved.family.kind == "encoder-decoder":
-            return None  # T5's positions are relative: no length is too long
         positions = resolved.family.positions(resolved.config)
         extra = self.extra_positions()
         if positions is None or tokens + extra <= positions:

@@ -110,8 +110,6 @@ class Serving:
         """Say why there is no decoding at this length; None where there is."""
         if self.family.kind == "encoder":
             return NO_DECODING
-        if self.family.kind == "encoder-decoder":
-            return None  # T5's positions are relative: no length is too long
         config: Any = self.model.config
         positions = self.family.positions(config)
         # `repeated` decodes two more tokens than it times.
