@@ -96,7 +96,8 @@ def test_set_reaches_every_part_of_a_trial() -> None:
         (["learning_rate=0"], 1, ConfigError, "learning_rate"),
         (["training.epoch=1"], 1, ConfigError, "did you mean epochs"),
         (["phase=test"], 1, UnknownNameError, "known: confirm, search"),
-        (["training.batch_size=15"], 2, IncompatibleError, "batch_size 15 is not divisible by 2"),
+        (["training.batch_size=15"], 2, IncompatibleError, "got 15, expected a multiple of 2"),
+        (["training.batch_size=11"], 4, IncompatibleError, "set training.batch_size=12, or change"),
     ],
 )
 def test_a_faulty_trial_is_refused_before_it_starts(

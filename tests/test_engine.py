@@ -293,7 +293,11 @@ def test_every_setting_that_changes_numbers_is_written_out() -> None:
 
 
 def test_a_batch_that_cannot_be_cut_is_refused() -> None:
-    with pytest.raises(IncompatibleError, match="not divisible by 3 workers"):
+    with pytest.raises(
+        IncompatibleError, match=r"multiple of 3 \(3 workers\); set training.batch_size=9"
+    ):
         micro_batching(TRAINING, 3)
-    with pytest.raises(IncompatibleError, match="does not divide a worker's share"):
+    with pytest.raises(
+        IncompatibleError, match=r"multiple of 8 \(2 workers x micro_batch_size 4\)"
+    ):
         micro_batching(TrainingConfig(batch_size=12, micro_batch_size=4), 2)

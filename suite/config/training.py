@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from suite.config.loader import Strict
 from suite.config.numbers import Amount, Count, PositiveAmount, WholeNumber
+from suite.errors import IncompatibleError
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -166,6 +167,40 @@ def check_micro_batch(batch_size: int, micro_batch_size: int | None) -> None:
         raise ValueError(
             f"batch_size {batch_size} is not divisible by micro_batch_size {micro_batch_size}"
         )
+
+
+def batch_unit(training: TrainingConfig, workers: int) -> int:
+    """The smallest batch that so many workers can share; every other one is a multiple of it."""
+    # A batch is workers x micro batch x a whole number of accumulation steps.
+    return workers * (training.micro_batch_size or 1)
+
+
+def check_batch(training: TrainingConfig, workers: int, *, where: str) -> None:
+    """Check that every worker gets an equal share of a batch, in whole micro-batches.
+
+    Args:
+        training: Its `batch_size` and `micro_batch_size` are read.
+        workers: Those of one trial.
+        where: What an error names; it ends in the key of the section, `training` or `pretrain`.
+
+    Raises:
+        IncompatibleError: The batch cannot be cut into equal parts.
+    """
+    unit = batch_unit(training, workers)
+    if training.batch_size % unit == 0:
+        return
+    # The nearest batch that divides, never zero.
+    near = unit * max(1, round(training.batch_size / unit))
+    key = where.rpartition(": ")[2]
+    parts = f"{workers} workers"
+    others = "the number of workers (resources.workers of a sweep)"
+    if training.micro_batch_size:
+        parts += f" x micro_batch_size {training.micro_batch_size}"
+        others += f" or {key}.micro_batch_size"
+    raise IncompatibleError(
+        f"{where}.batch_size: got {training.batch_size}, expected a multiple of {unit} "
+        f"({parts}); set {key}.batch_size={near}, or change {others}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

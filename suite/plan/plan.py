@@ -15,7 +15,7 @@ from suite.config.hashing import canonical_json, short_hash
 from suite.config.space import LearningRateRange, load_space
 from suite.config.sweep import AttentionChoice, BackboneChoice, MethodChoice, SweepConfig
 from suite.config.task import TaskConfig, load_task
-from suite.config.training import TrainingConfig
+from suite.config.training import check_batch
 from suite.errors import ConfigError, IncompatibleError, SuiteError
 from suite.plan.resources import planned_workers
 from suite.record.cells import Trial
@@ -265,7 +265,7 @@ def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None)
     for workers in {_workers(config, choice.name, world_size) for choice in config.backbones}:
         for size in config.batch_sizes:
             training = config.training.model_copy(update={"batch_size": size})
-            _check_batch(training, workers, where=f"{where}: training")
+            check_batch(training, workers, where=f"{where}: training")
     tasks = [load_task(name, where=f"{where}: tasks") for name in config.tasks]
     # These come before the arms, each of which names its run by hash.
     pretrains = _pretrains(config, world_size, where=where)
@@ -352,7 +352,7 @@ def _check_pretrains(pretrains: Mapping[tuple[int, int], TrialSpec], *, where: s
     from suite.petl.arm import check_arm
 
     for spec in pretrains.values():
-        _check_batch(spec.training, spec.world_size, where=f"{where}: pretrain")
+        check_batch(spec.training, spec.world_size, where=f"{where}: pretrain")
         with _placed(
             f"{where}: pretrain of attention {spec.arm.attention.name} on {spec.arm.backbone.name}"
         ):
@@ -516,27 +516,6 @@ def _placed(place: str) -> Iterator[None]:
 
 def _workers(config: SweepConfig, backbone: str, world_size: int) -> int:
     return config.resources.workers_by_backbone.get(backbone, world_size)
-
-
-def _check_batch(training: TrainingConfig, world_size: int, *, where: str) -> None:
-    micro = training.micro_batch_size
-    # A batch is workers x micro batch x a whole number of accumulation steps.
-    unit = world_size * (micro or 1)
-    if training.batch_size % unit == 0:
-        return
-    # The nearest batch that divides, never zero.
-    near = unit * max(1, round(training.batch_size / unit))
-    # `where` ends in the section's key: `training` or `pretrain`.
-    key = where.rpartition(": ")[2]
-    parts = f"{world_size} workers"
-    others = "resources.workers"
-    if micro:
-        parts += f" x micro_batch_size {micro}"
-        others += f" or {key}.micro_batch_size"
-    raise IncompatibleError(
-        f"{where}.batch_size: got {training.batch_size}, expected a multiple of {unit} "
-        f"({parts}); set {key}.batch_size={near}, or change {others}"
-    )
 
 
 def _check_distinct(cells: Sequence[PlannedCell], *, where: str) -> None:

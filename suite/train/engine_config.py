@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from suite.config.precision import precision_of
-from suite.config.training import TrainingConfig
-from suite.errors import IncompatibleError
+from suite.config.training import TrainingConfig, check_batch
 
 LIVE_ELEMENTS = 10**9
 """Gathered elements that ZeRO-3 keeps for their next use instead of gathering them again."""
@@ -69,17 +68,8 @@ def micro_batching(training: TrainingConfig, world_size: int) -> tuple[int, int]
     Raises:
         IncompatibleError: The batch cannot be cut into equal parts.
     """
-    share, rest = divmod(training.batch_size, world_size)
-    if rest:
-        raise IncompatibleError(
-            f"training.batch_size {training.batch_size} is not divisible by {world_size} workers; "
-            f"use {share * world_size or world_size} or another number of workers"
-        )
+    check_batch(training, world_size, where="training")
+    share = training.batch_size // world_size
     # Without a size of its own, a rank's share goes through in one pass.
     micro = training.micro_batch_size or share
-    if share % micro:
-        raise IncompatibleError(
-            f"training.micro_batch_size {micro} does not divide a worker's share of the batch, "
-            f"{share} (batch_size {training.batch_size} / {world_size} workers)"
-        )
     return micro, share // micro

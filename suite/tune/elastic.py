@@ -12,6 +12,7 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import FIFOScheduler
 
 from suite.config.sweep import ResourceConfig
+from suite.config.training import batch_unit
 from suite.plan.resources import Capacity, Layout
 from suite.record.spec import TrialSpec
 from suite.tune.searcher import SweepSearcher
@@ -35,10 +36,9 @@ def fewer_workers(spec: TrialSpec, room: int, *, least: int) -> int | None:
 
     It is below the planned number and at least `least`; None = there is none.
     """
-    rows_a_worker = spec.training.micro_batch_size or 1
     most = min(room, spec.world_size - 1)
     for workers in range(most, least - 1, -1):
-        if spec.training.batch_size % (workers * rows_a_worker) == 0:
+        if spec.training.batch_size % batch_unit(spec.training, workers) == 0:
             return workers
     return None
 
