@@ -39,9 +39,10 @@ from suite.plan.status import status
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
+from suite.train.report import EpochReport
 from suite.tune import driver
 from suite.tune.driver import run_sweep
-from suite.tune.group import Report, RunSettings
+from suite.tune.group import RunSettings
 from suite.tune.trainable import TrialTrainable
 
 ROOT = Path(__file__).parents[1]
@@ -175,7 +176,7 @@ class Sleeper:
         self.epochs: list[EpochRecord] = []
         return 0
 
-    def epoch(self) -> dict[str, Report]:
+    def epoch(self) -> dict[str, EpochReport]:
         self.sleep(length_s(self.spec, self.seconds_per_trial) / EPOCHS)
         score = 90.0 - random.Random(self.spec.hash).uniform(0.0, 5.0) + self.done
         record = EpochRecord(
@@ -189,7 +190,7 @@ class Sleeper:
         )
         self.done += 1
         self.epochs.append(record)
-        return {self.spec.hash: Report(record, self.done == EPOCHS, None)}
+        return {self.spec.hash: EpochReport(record, self.done == EPOCHS)}
 
     def finish(self, trial: str, *, pruned: bool = False) -> TrialResult:
         score, test = self.epochs[-1].validation_score, self.spec.phase is Phase.CONFIRM

@@ -14,7 +14,6 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from suite.record.folder import Home
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
+from suite.train.report import EpochReport
 
 BEST_LEARNING_RATE = 3e-4
 
@@ -47,13 +47,6 @@ def all_calls(home: Home) -> list[dict[str, Any]]:
 def calls(home: Home, call: str = "start") -> list[dict[str, Any]]:
     """The calls of one name to rank 0."""
     return [c for c in all_calls(home) if c["call"] == call and c["rank"] == 0]
-
-
-@dataclass(frozen=True)
-class EpochReport:
-    record: EpochRecord | None
-    done: bool
-    status: Status | None = None
 
 
 class FakeTrainer:
@@ -118,7 +111,7 @@ class FakeTrainer:
 
     def epoch(self) -> EpochReport:
         if self.spec.learning_rate > 0.5:
-            return EpochReport(None, True, Status.DIVERGED)
+            return EpochReport(None, True)
         self.done += 1
         time.sleep(self.seconds_per_epoch)
         if self.leaving:

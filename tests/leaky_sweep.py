@@ -9,7 +9,8 @@ from pathlib import Path
 from suite.record.folder import Home
 from suite.record.result import Status
 from suite.record.spec import Phase
-from tests.fake_trainer import EpochReport, FakeTrainer
+from suite.train.report import EpochReport
+from tests.fake_trainer import FakeTrainer
 
 SECRETS = (
     "HF_TOKEN",

@@ -31,11 +31,11 @@ from suite.record.folder import Home
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
+from suite.train.report import EpochReport
 from suite.tune import driver
 from suite.tune.callback import SweepCallback
 from suite.tune.driver import run_sweep
 from suite.tune.group import Group, GroupFailureError, RunSettings
-from suite.tune.rank import Report
 from suite.tune.searcher import SweepSearcher
 from suite.tune.trainable import TrialTrainable
 from tests.buckets import s3_server
@@ -336,8 +336,8 @@ class FailsAtItsEnd:
         self.trials = [spec.hash for spec in specs]
         return 0
 
-    def epoch(self) -> dict[str, Report]:
-        return {trial: Report(None, True, None) for trial in self.trials}
+    def epoch(self) -> dict[str, EpochReport]:
+        return {trial: EpochReport(None, True) for trial in self.trials}
 
     def finish(self, trial: str, *, pruned: bool = False) -> TrialResult:
         failed = TrialResult(

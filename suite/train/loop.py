@@ -19,7 +19,6 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +57,7 @@ from suite.train.process_group import (
     init_process_group,
 )
 from suite.train.record import build_result
+from suite.train.report import EpochReport
 from suite.train.running_trial import RunningTrial, TrialProgress
 from suite.train.validity import validity_of
 from suite.train.warm import Warm, build_warm
@@ -65,21 +65,6 @@ from suite.train.warm import Warm, build_warm
 
 class TrialEndedError(RuntimeError):
     """The trial ended without a score by its own doing; `result.json` says how."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochReport:
-    """How an epoch ended, the same on every rank.
-
-    Attributes:
-        record: The epoch's point on the training curve; None if the trial diverged in it.
-        done: No further epoch follows.
-        status: Set when the trial has no score.
-    """
-
-    record: EpochRecord | None
-    done: bool
-    status: Status | None = None
 
 
 class Trainer:
@@ -235,7 +220,7 @@ class Trainer:
             going = []
             for run in runs:
                 if run.done:
-                    reports[run.folder.hash] = EpochReport(None, True, run.status)
+                    reports[run.folder.hash] = EpochReport(None, True)
                 else:
                     going.append(run)
             if going:
@@ -289,7 +274,7 @@ class Trainer:
         )
         with run.meter.phase("checkpoint"):
             self._keep(run, record, evaluation)
-        return EpochReport(record, run.done, None)
+        return EpochReport(record, run.done)
 
     def finish_lane(self, trial: str, *, pruned: bool = False) -> TrialResult:
         """End one of the trials as `finish` does, by its hash. Collective."""
@@ -344,7 +329,7 @@ class Trainer:
     def _diverged(self, run: RunningTrial, why: str) -> EpochReport:
         run.status = Status.DIVERGED
         self._log(run, why)
-        return EpochReport(None, True, run.status)
+        return EpochReport(None, True)
 
     def _epoch_start(self, run: RunningTrial) -> EpochStart:
         if run.progress.midway is None:

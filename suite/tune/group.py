@@ -40,8 +40,9 @@ from suite.record.result import MESSAGE_CHARS, TRACEBACK_CHARS, FailureRecord, T
 from suite.record.spec import TrialSpec
 from suite.redact import redact
 from suite.storage.workspace import Workspace
+from suite.train.report import EpochReport
 from suite.tune.leave_notice import LeaveNotice
-from suite.tune.rank import Rank, RankLocation, Report
+from suite.tune.rank import Rank, RankLocation
 
 if TYPE_CHECKING:
     from suite.plan.pruning import Pruning
@@ -174,7 +175,7 @@ class Group:
         self._watch_memory(specs[0].cell)
         return int(epochs[0])
 
-    def epoch(self) -> dict[str, Report]:
+    def epoch(self) -> dict[str, EpochReport]:
         """Train and validate one epoch of every trial; reports by hash. Raises as `start`."""
         # The deadline is that of one trial, and they take turns.
         reports = self._call("epoch", self.settings.timeouts.epoch_s * self._lanes)[0]

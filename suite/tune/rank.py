@@ -16,22 +16,14 @@ import ray
 
 from suite.cluster import network
 from suite.cluster.host import STACK_SIGNAL, Process, oom_kills
-from suite.record.result import EpochRecord, Status, TrialResult
+from suite.record.result import TrialResult
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
+from suite.train.report import EpochReport
 
 EXIT_AFTER_SIGTERM = 128 + signal.SIGTERM
 """Exit code of a rank that was told to leave and had nothing to keep."""
 STDOUT, STDERR = 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """One epoch of a trial, as plain records: the trial's actor never imports torch."""
-
-    record: EpochRecord | None
-    done: bool
-    status: Status | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +135,10 @@ class Rank:
         self._trials = len(specs)
         return int(self._trainer.start_lanes(specs))
 
-    def epoch(self) -> dict[str, Report]:
+    def epoch(self) -> dict[str, EpochReport]:
         """Train one epoch of every trial; their reports by hash."""
-        reports = {}
-        for trial, report in self._trainer.epoch_of_lanes().items():
-            reports[trial] = Report(report.record, report.done, report.status)
+        reports = self._trainer.epoch_of_lanes()
+        assert isinstance(reports, dict)
         return reports
 
     def finish(self, trial: str, pruned: bool) -> TrialResult:
