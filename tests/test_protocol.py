@@ -200,14 +200,15 @@ def test_runs_that_all_failed_do_not_hold_a_choice(home: Home) -> None:
     run_all(queue, home, score=peak(3e-4), at_most=4)
     (state,) = read_states(plan, home).values()
     cell = state.cell
-    beside = state.best_learning_rate
-    assert beside is not None
-    near = plan.confirm_spec(cell, beside * 1.01, 1)
+    assert state.chosen_setting is not None
+    near = plan.confirm_spec(cell, state.chosen_setting.learning_rate * 1.01, 1)
     home.trial(near).write_spec(near)
     for score in (80.0, None):
         finish(home, near, score, Status.COMPLETED if score else Status.DIVERGED)
         (state,) = read_states(plan, home).values()
-        assert (state.best_learning_rate == near.learning_rate) == (score is not None)
+        assert state.chosen_setting is not None
+        stays = state.chosen_setting.learning_rate == near.learning_rate
+        assert stays == (score is not None)
 
 
 def test_what_was_chosen_from_the_same_trials_stays_chosen_in_another_version(home: Home) -> None:
@@ -215,13 +216,16 @@ def test_what_was_chosen_from_the_same_trials_stays_chosen_in_another_version(ho
     plan = planned(methods=["full"], search={"trials": 4, "choose": "curve"})
     run_all(TrialQueue(plan, home, slots=1), home, score=peak(3e-4), at_most=4)
     (state,) = read_states(plan, home).values()
-    assert state.best_learning_rate == pytest.approx(3e-4, rel=0.2)
+    assert state.chosen_setting is not None
+    assert state.chosen_setting.learning_rate == pytest.approx(3e-4, rel=0.2)
     elsewhere = plan.confirm_spec(state.cell, 1e-4, 1)
     for started, stays in ((5.0, True), (0.5, False)):
         made = make_result(elsewhere, score=70.0, started_at=started, finished_at=9.0)
         write_trial(home, elsewhere, made)
         (state,) = read_states(plan, home).values()
-        assert (state.best_learning_rate == 1e-4) is stays, "the searches' trials ended at 1 s"
+        assert state.chosen_setting is not None
+        chosen = state.chosen_setting.learning_rate
+        assert (chosen == 1e-4) is stays, "the searches' trials ended at 1 s"
 
 
 def test_a_contest_waits_for_its_last_study_and_says_so(home: Home) -> None:

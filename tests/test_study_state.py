@@ -182,7 +182,8 @@ def test_a_rate_beyond_a_range_that_became_smaller_again_is_not_confirmed(home: 
         plan = planned(search, methods=[FULL])
         run_all(TrialQueue(plan, home, slots=1), home, score=rises)
         (state,) = read_states(plan, home).values()
-        assert most / 10 < (state.best_learning_rate or 0) <= most
+        assert state.chosen_setting is not None
+        assert most / 10 < state.chosen_setting.learning_rate <= most
 
 
 def test_architectures_with_trials_of_their_own_do_not_become_one_search(home: Home) -> None:
@@ -238,7 +239,7 @@ def test_a_batch_size_is_searched_and_confirmed(home: Home) -> None:
     assert (tried, confirmed) == ({8, 16}, {16})
     (state,) = read_states(plan, home).values()
     assert state.status is CellStatus.DONE
-    assert state.best_batch_size == 16
+    assert state.chosen_setting is not None and state.chosen_setting.batch_size == 16
 
 
 @pytest.mark.parametrize("sizes", [[], [8], [8, 8], [8, "16"], [8, 0], [True, 8]])

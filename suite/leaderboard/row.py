@@ -134,7 +134,7 @@ def _study(state: CellState) -> dict[str, Any]:
     curve = learning_rate_curve(state.searched)
     better = state.cell.task.higher_is_better
     edge = None
-    rate = state.best_learning_rate
+    rate, batch_size = state.chosen_setting or (None, None)
     # A fixed rate has no range, and so no edge.
     if rate is not None and not searched.fixed:
         edge = study.edge is not None
@@ -144,7 +144,7 @@ def _study(state: CellState) -> dict[str, Any]:
     return {
         "search_best": search_best(curve, higher_is_better=better),
         "learning_rate": rate,
-        "batch_size": state.best_batch_size,
+        "batch_size": batch_size,
         "edge": edge,
         "curve": curve,
         "lr_sensitivity_decades": sensitivity_decades(curve, higher_is_better=better),

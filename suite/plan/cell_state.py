@@ -199,22 +199,6 @@ class CellState:
         return self.searching.nearly(self.cell, best, begun)
 
     @property
-    def best_learning_rate(self) -> float | None:
-        """The learning rate that the search chooses; None before a trial has a score."""
-        chosen = self.chosen_setting
-        if chosen is None:
-            return None
-        return chosen.learning_rate
-
-    @property
-    def best_batch_size(self) -> int | None:
-        """The batch size that the search chooses; None before a trial has a score."""
-        chosen = self.chosen_setting
-        if chosen is None:
-            return None
-        return chosen.batch_size
-
-    @property
     def confirmed(self) -> list[Trial]:
         """Confirm runs of the best learning rate that have ended."""
         return ended(self._confirm_runs_so_far())
@@ -226,7 +210,7 @@ class CellState:
         Unlike `confirmed`, it keeps the runs of a study that has gone on since, after its budget
         was raised.
         """
-        chosen = self.best_learning_rate, self.best_batch_size
+        chosen = self.chosen_setting
         return [self.confirm[key] for key in sorted(self.confirm) if key[:2] == chosen]
 
     @property
@@ -254,24 +238,23 @@ class CellState:
         present = None
         chosen = self.chosen_setting
         seeds = set(self.plan.config.confirm.seeds)
-        if chosen is not None:
-            setting = (chosen.learning_rate, chosen.batch_size)
-            # A setting without a test score of its own is no look.
-            if tested[setting] & seeds:
-                present = (setting, tuple(sorted(seeds)))
+        # A setting without a test score of its own is no look.
+        if chosen is not None and tested[chosen] & seeds:
+            present = (chosen, tuple(sorted(seeds)))
         return looks_of(present, self.logged, tested)
 
     def as_cell(self) -> Cell:
         """The cell with the trials that count: the search, and all confirm runs of the seeds."""
         confirm = sorted(self.confirm.values(), key=lambda trial: trial.spec.seed)
+        learning_rate, batch_size = self.chosen_setting or (None, None)
         return Cell(
             self.cell.arm,
             self.cell.task.name,
             search=self.searched,
             confirm=confirm,
             looks=self.looks,
-            learning_rate=self.best_learning_rate,
-            batch_size=self.best_batch_size,
+            learning_rate=learning_rate,
+            batch_size=batch_size,
             seeds=len(self.plan.config.confirm.seeds),
         )
 
@@ -288,7 +271,7 @@ class CellState:
         if not self.chosen:
             return CellStatus.NOT_CHOSEN
         # The study is over and no trial has a score, so there is no rate to confirm.
-        if self.best_learning_rate is None:
+        if self.chosen_setting is None:
             return CellStatus.FAILED
         confirmed = self.confirmed
         # While runs are left the cell is partial, even where one that ended has failed.
@@ -387,7 +370,7 @@ class CellState:
             return None
         # The sweep's order of seeds, so that every cell begins with the same ones.
         for seed in self.plan.config.confirm.seeds:
-            if (chosen.learning_rate, chosen.batch_size, seed) not in self.confirm:
+            if (*chosen, seed) not in self.confirm:
                 return self.plan.confirm_spec(
                     self.cell, chosen.learning_rate, seed, batch_size=chosen.batch_size
                 )
@@ -402,7 +385,7 @@ class CellState:
             return []
         found = []
         for seed in self.plan.config.confirm.seeds:
-            trial = self.confirm.get((chosen.learning_rate, chosen.batch_size, seed))
+            trial = self.confirm.get((*chosen, seed))
             if trial is not None:
                 found.append(trial)
         return found

@@ -223,6 +223,7 @@ def cell_status(state: CellState) -> CellReport:
     left = state.total - len(trials)
     if word is CellStatus.FAILED:  # it may have ended before its confirm runs
         left = 0
+    chosen = state.chosen_setting
     return CellReport(
         key=state.cell.key,
         **arm.names,
@@ -235,7 +236,7 @@ def cell_status(state: CellState) -> CellReport:
         left=left,
         total=state.total,
         best_validation_score=state.best_score,
-        best_learning_rate=state.best_learning_rate,
+        best_learning_rate=None if chosen is None else chosen.learning_rate,
         failures=_failures(state),
         pretrain=None if state.pretrain is None else pretrain_status(state.pretrain),
         pruned=study["pruned"],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,9 +30,8 @@ WORTH_TESTING = 0.2
 """Points by which another choice must promise more than one whose confirm runs exist."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """What a study found best for one of its cells."""
+class Chosen(NamedTuple):
+    """What a study found best for one of its cells; a `suite.record.looks.Setting`."""
 
     learning_rate: float
     batch_size: int
