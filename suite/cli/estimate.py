@@ -277,32 +277,28 @@ def partitioning(
         layout: What one trial gets here; None where it does not run here.
         where: The sweep's file, for errors.
     """
+    from suite.plan.gpus import Gpus
     from suite.plan.partitioning import (
         candidates,
-        cpu_worker_bytes,
         recorded,
         settle,
+        worker_bytes,
     )
 
     training = plan.config.training
     known = recorded(states.values())
     device = "cpu"
-    worker_bytes: int | None = None
+    memory_bytes: int | None = None
     if known is None and len(candidates(training)) > 1:
         if layout is None:
             return None
         device = layout.device
-        if device == "cuda":
-            board_bytes = _asked_gpus().least_bytes
-            if board_bytes is not None:
-                worker_bytes = int(board_bytes * layout.memory_frac)
-        else:
-            most_workers = max(plan.workers(cell) for cell in plan.cells)
-            worker_bytes = cpu_worker_bytes(layout, [_local_node()], most_workers=most_workers)
+        gpus = _asked_gpus() if device == "cuda" else Gpus()
+        memory_bytes = worker_bytes(plan, layout, [_local_node()], gpus)
     decision = settle(
         training,
         device=device,
-        worker_bytes=worker_bytes,
+        worker_bytes=memory_bytes,
         parameters=max(arm.total for arm in work.values()),
         recorded=known,
     )
@@ -311,9 +307,9 @@ def partitioning(
     # Only now: it imports torch, which a dry run of a small sweep does without.
     from suite.profiling.fit import first_that_fits
 
-    assert worker_bytes is not None  # unknown memory settles it
+    assert memory_bytes is not None  # unknown memory settles it
     plan = replace(plan, config=_as_computed(plan.config, device))
-    return first_that_fits(plan, device=device, worker_bytes=worker_bytes, where=where)
+    return first_that_fits(plan, device=device, worker_bytes=memory_bytes, where=where)
 
 
 def estimate(

@@ -18,6 +18,8 @@ import psutil
 from suite.config.training import LEAST_STAGE, Partitioning, TrainingConfig
 from suite.errors import gib
 from suite.plan.cell_state import CellState
+from suite.plan.gpus import Gpus
+from suite.plan.plan import Plan
 from suite.plan.resources import CGROUP, Layout, Node
 
 WHOLE_BYTES = 20
@@ -99,6 +101,23 @@ def recorded(states: Iterable[CellState]) -> Partitioning | None:
             if trial.result is not None and "partitioning" in trial.result.provenance:
                 return Partitioning(**trial.result.provenance["partitioning"])
     return None
+
+
+def worker_bytes(plan: Plan, layout: Layout, nodes: Sequence[Node], gpus: Gpus) -> int | None:
+    """Memory that one worker of a sweep may take; None = unknown.
+
+    Args:
+        plan: The sweep.
+        layout: What one trial gets on these nodes.
+        nodes: As `lay_out` takes them.
+        gpus: What torch says of the nodes' GPUs; on CPUs nobody asks.
+    """
+    if layout.device == "cuda":
+        if gpus.least_bytes is None:
+            return None
+        return int(gpus.least_bytes * layout.memory_frac)
+    most_workers = max(plan.workers(cell) for cell in plan.cells)
+    return cpu_worker_bytes(layout, nodes, most_workers=most_workers)
 
 
 def cpu_worker_bytes(layout: Layout, nodes: Sequence[Node], *, most_workers: int) -> int | None:

@@ -49,9 +49,9 @@ from suite.plan.partitioning import (
     USABLE_FRAC,
     Decision,
     candidates,
-    cpu_worker_bytes,
     recorded,
     settle,
+    worker_bytes,
 )
 from suite.plan.plan import Plan, make_plan
 from suite.plan.preflight import (
@@ -65,7 +65,7 @@ from suite.plan.preflight import (
 )
 from suite.plan.pruning import Pruning
 from suite.plan.queue import TrialQueue
-from suite.plan.resources import Layout, Node, lay_out
+from suite.plan.resources import Layout, lay_out
 from suite.plan.second_objective import check_measurable
 from suite.plan.status import CellReport, cell_status
 from suite.record.attempts import asked_again
@@ -183,7 +183,7 @@ def run_sweep(
             mirror.push_definition(config.name)
             check_measurable(config, layout.device, here=address is None, where=where)
             gpus = _asked_gpus(layout, config.training)
-            memory = partial(_worker_bytes, plan, layout, nodes, gpus)
+            memory = partial(worker_bytes, plan, layout, nodes, gpus)
             sized = replace(plan, config=as_computed(config, gpus))
             warn_of_other_runs(sized.config.training, states, layout.device, here=address is None)
             decision = decide(sized, layout, memory, home=home, data_root=data_root, where=where)
@@ -298,13 +298,13 @@ def decide(
     training = plan.config.training
     device = layout.device
     known = recorded(read_states(plan, home).values())
-    worker_bytes: int | None = None
+    memory_bytes: int | None = None
     parameters = 0
     # To count and to ask takes a second or more, and a sweep may leave nothing open.
     if known is None and len(candidates(training)) > 1:
         parameters = most_parameters(plan, where=where, cache=home.cache, data_root=data_root)
-        worker_bytes = memory()
-        if worker_bytes is None:
+        memory_bytes = memory()
+        if memory_bytes is None:
             log.warning(
                 "the memory of a worker is unknown: weights are partitioned;"
                 " set training.zero_stage and training.frozen_weights to say otherwise"
@@ -312,17 +312,17 @@ def decide(
     decision = settle(
         training,
         device=device,
-        worker_bytes=worker_bytes,
+        worker_bytes=memory_bytes,
         parameters=parameters,
         recorded=known,
     )
     if decision is not None:
         return decision
-    assert worker_bytes is not None  # unknown memory settles it
+    assert memory_bytes is not None  # unknown memory settles it
     return first_that_fits(
         plan,
         device=device,
-        worker_bytes=worker_bytes,
+        worker_bytes=memory_bytes,
         where=where,
         cache=home.cache,
         data_root=data_root,
@@ -345,14 +345,14 @@ def _lanes(
 
     if all(plan.lanes(cell) == 1 for cell in plan.cells):
         return {}
-    worker_bytes = memory()
-    if worker_bytes is None:
+    memory_bytes = memory()
+    if memory_bytes is None:
         return {}
     return lanes_that_fit(
         plan,
         partitioning,
         device=layout.device,
-        worker_bytes=worker_bytes,
+        worker_bytes=memory_bytes,
         where=where,
         cache=home.cache,
         data_root=data_root,
@@ -364,10 +364,10 @@ def _usable_bytes(plan: Plan, memory: WorkerMemory, partitioning: Partitioning) 
     # Below stage 3 no weights are partitioned, and nobody reads it.
     if partitioning.applied_to(plan.config.training).zero_stage != 3:
         return None
-    worker_bytes = memory()
-    if worker_bytes is None:
+    memory_bytes = memory()
+    if memory_bytes is None:
         return None
-    return int(USABLE_FRAC * worker_bytes)
+    return int(USABLE_FRAC * memory_bytes)
 
 
 def _asked_gpus(layout: Layout, training: TrainingConfig) -> Gpus:
@@ -394,16 +394,6 @@ def _asked_gpus(layout: Layout, training: TrainingConfig) -> Gpus:
             if missing:
                 raise ResourceError(f"node {nodes[node]}: {no_offload(missing)}")
     return gpus
-
-
-def _worker_bytes(plan: Plan, layout: Layout, nodes: Sequence[Node], gpus: Gpus) -> int | None:
-    """Memory that one worker may take; None = unknown."""
-    if layout.device == "cuda":
-        if gpus.least_bytes is None:
-            return None
-        return int(gpus.least_bytes * layout.memory_frac)
-    most_workers = max(plan.workers(cell) for cell in plan.cells)
-    return cpu_worker_bytes(layout, nodes, most_workers=most_workers)
 
 
 # ---- the trials ----------------------------------------------------------------------------------
