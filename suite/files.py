@@ -170,6 +170,16 @@ def _fsync(path: Path) -> None:
         os.close(handle)
 
 
+def nearest(path: Path) -> Path:
+    """Return `path`, or the closest folder above it that this user can see."""
+    path = path.resolve()
+    # This ends, because the root exists. `Path.exists` raises an error below a folder that this
+    # user may not enter.
+    while not os.path.exists(path):
+        path = path.parent
+    return path
+
+
 def make_once(folder: Path, make: Callable[[Path], None]) -> None:
     """Call `make(temporary)` to make the folder unless it exists. Other processes wait for it.
 

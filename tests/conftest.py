@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -86,6 +88,23 @@ def home(tmp_path: Path) -> Home:
     """An empty home."""
     (tmp_path / "home").mkdir()
     return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that this process may not enter; root may enter any other one."""
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    look, may = os.stat, os.access
+
+    def refused(path: Any, **options: Any) -> os.stat_result:
+        if isinstance(path, (str, Path)) and folder in Path(path).parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "stat", refused)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder and may(path, mode))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -30,10 +30,11 @@ from suite.doctor.cluster import _size, check_cluster, check_versions, judge_clo
 from suite.doctor.finding import Finding, Level, fail, merge_nodes, ok, run_checks
 from suite.doctor.install import amdsmi, packages, sessions, socket_paths, token_file
 from suite.doctor.join import Node
-from suite.doctor.machine import energy, gpus, machine_checks, nearest, shared_memory
+from suite.doctor.machine import energy, gpus, machine_checks, shared_memory
 from suite.doctor.mlflow import check_store
 from suite.doctor.optuna import check_optuna
 from suite.doctor.places import home_writable, left_as_found, storage
+from suite.files import nearest
 from suite.plan.gpus import Gpus
 from suite.plan.partitioning import container_limit
 from suite.tracking.optuna_mirror import open_storage
@@ -360,20 +361,7 @@ def test_a_home_that_two_nodes_try_at_once_goes_and_one_that_is_used_meanwhile_s
     assert (home / "sweep").exists()
 
 
-def test_a_home_below_a_folder_that_this_user_may_not_enter_is_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    locked = tmp_path / "locked"
-    locked.mkdir()
-    look = os.stat
-
-    def refused(path: Path, **options: bool) -> os.stat_result:
-        # Root may enter any folder.
-        if locked in Path(path).parents:
-            raise PermissionError(13, "Permission denied", str(path))
-        return look(path, **options)
-
-    monkeypatch.setattr(os, "stat", refused)
+def test_a_home_below_a_folder_that_this_user_may_not_enter_is_a_finding(locked: Path) -> None:
     with left_as_found(locked / "new" / "home"):
         assert nearest(locked / "new" / "home") == locked
 

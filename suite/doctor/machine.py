@@ -12,6 +12,7 @@ import psutil
 import pynvml
 
 from suite.doctor.finding import Check, Finding, fail, ok, warn
+from suite.files import nearest
 from suite.plan.gpus import local_gpus
 
 GIB = 2**30
@@ -238,16 +239,6 @@ def _judge(
     if free_bytes < little:
         return warn(name, found=text, remedy=remedy)
     return ok(name, found=text)
-
-
-def nearest(path: Path) -> Path:
-    """Return `path`, or the closest folder above it that this user can see."""
-    path = path.resolve()
-    # This ends, because the root exists. `Path.exists` raises an error below a folder that this
-    # user may not enter.
-    while not os.path.exists(path):
-        path = path.parent
-    return path
 
 
 def unwritable(check: str, path: Path) -> Finding | None:

@@ -14,8 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from suite.doctor.finding import Finding, fail, ok, warn
-from suite.doctor.machine import nearest
-from suite.files import write_atomic
+from suite.files import nearest, write_atomic
 from suite.storage.databases import file_system
 
 SLOW_WRITE_S = 0.5

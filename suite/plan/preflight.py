@@ -15,6 +15,7 @@ from suite.config.sweep import BackboneChoice, ResourceConfig, SweepConfig
 from suite.config.task import FileData, HubData, TaskConfig
 from suite.config.training import Precision, TrainingConfig
 from suite.errors import ConfigError, ResourceError, no_room_for_states
+from suite.files import nearest
 from suite.plan.cell_state import CellState, all_over
 from suite.plan.plan import Plan, objectives, pretrain_objective
 from suite.plan.resources import Node
@@ -41,16 +42,15 @@ def check_home(home: Home) -> None:
     """
     for part in PARTS:
         home.part(part)
-    there = home.path
-    while not there.exists():
-        if there.is_symlink():
+    for place in (home.path, *home.path.parents):
+        if place.is_symlink() and not place.exists():
             raise ResourceError(
-                f"{there}: a link to {there.readlink()}, which is not there; mount or make that, or"
+                f"{place}: a link to {place.readlink()}, which is not there; mount or make that, or"
                 " choose another --home"
             )
-        there = there.parent
-    if there == home.path:
-        _check_owner(there)
+    there = nearest(home.path)
+    if there == home.path.resolve():
+        _check_owner(home.path)
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise ResourceError(
             f"{there}: cannot be written to; choose another --home, or ask for its rights"

@@ -31,13 +31,14 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from suite.config.names import why_not
 from suite.errors import ConfigError, ResourceError
-from suite.files import read_json, sqlite_uri, write_atomic, write_json
+from suite.files import nearest, read_json, sqlite_uri, write_atomic, write_json
 from suite.record.result import (
     DAMAGED,
     EpochRecord,
@@ -269,10 +270,19 @@ class Home:
         """One of the folders in `PARTS`, which may not be there yet.
 
         Raises:
-            ResourceError: Something else is there. It would count as an empty folder.
+            ResourceError: Something else is there, or this user may not enter a folder above it. It
+                would count as an empty folder.
         """
         path = self.path / name
-        if not path.is_dir() and os.path.lexists(path):
+        try:
+            is_folder = S_ISDIR(path.stat().st_mode)
+        except PermissionError:
+            raise ResourceError(
+                f"{nearest(path)}: may not be entered; choose another --home, or ask for its rights"
+            ) from None
+        except OSError:
+            is_folder = False
+        if not is_folder and os.path.lexists(path):
             raise ResourceError(
                 f"{path}: is no folder, or a link that leads nowhere; mount it or mend the link, or"
                 " choose another --home"

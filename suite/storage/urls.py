@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from suite.errors import StorageError
+from suite.files import nearest
 from suite.storage.base import PATIENCE_S, Storage
 from suite.storage.local import FileStorage
 from suite.storage.s3 import S3Storage
@@ -73,9 +74,7 @@ def checked_url(url: str) -> str:
     """
     storage = open_storage(url)
     if isinstance(storage, FileStorage):
-        there = storage.root
-        while not there.exists():
-            there = there.parent
+        there = nearest(storage.root)
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             raise StorageError(
                 f"storage {url}: {there} cannot be written to; "
