@@ -51,6 +51,7 @@ from suite.storage.shared_run import LOOK_S, SharedRun
 from suite.storage.urls import open_storage
 from suite.train.warm import read_pretrain
 from tests.clocks import FakeClock
+from tests.records import make_result
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
 from tests.tiny import FAMILIES, tiny_choice
 
@@ -314,6 +315,19 @@ def end_run(
 ) -> None:
     home.trial(spec).write_result(result_of(spec, status))
     schedule.ended(spec)
+
+
+@pytest.mark.usefixtures("toy_roots")
+def test_the_energy_of_a_pretrain_run_is_that_of_its_train_phase(home: Home) -> None:
+    plan = planned()
+    store_definition(plan, home)
+    (run,) = plan.pretrains
+    phases = make_result(run).phases
+    assert phases["train"].energy_kwh and phases["load"].energy_kwh
+    home.trial(run).write_spec(run)
+    home.trial(run).write_result(result_of(run).model_copy(update={"phases": phases}))
+    shown = status(home, "toy")[0].pretrain
+    assert shown is not None and shown.energy_kwh == phases["train"].energy_kwh
 
 
 @pytest.mark.usefixtures("toy_roots")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +13,7 @@ from suite.plan.second_objective import pareto
 from suite.record.attempts import counted, is_given_up
 from suite.record.cells import Trial, ended
 from suite.record.folder import Home
-from suite.record.result import DAMAGED, MEND, FailureRecord, Status, TrialResult
+from suite.record.result import DAMAGED, MEND, FailureRecord, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class PretrainStatus:
         state: `waiting`, `begun` or how it ended.
         steps_done: Steps up to the last validation.
         loss: Loss of that validation, nats per predicted token.
+        energy_kwh: Of its train phase, as in the leaderboard; None before its end, or unknown.
     """
 
     checkpoint: str
@@ -295,7 +295,9 @@ def pretrain_status(state: PretrainState) -> PretrainStatus:
         loss = epochs[-1].validation_score
     if state.result is not None:
         word = state.result.status.value
-        energy_kwh = _energy_kwh(state.result)
+        train = state.result.phases.get("train")
+        if train is not None:
+            energy_kwh = train.energy_kwh
     elif epochs or state.live:
         word = "begun"
     return PretrainStatus(
@@ -307,19 +309,6 @@ def pretrain_status(state: PretrainState) -> PretrainStatus:
         loss=loss,
         energy_kwh=energy_kwh,
     )
-
-
-def _energy_kwh(result: TrialResult) -> float | None:
-    """The energy of all phases of a pretrain run, kWh; None where one phase has none."""
-    energies = []
-    for phase in result.phases.values():
-        # A sum without one phase would look like a cheaper run.
-        if phase.energy_kwh is None:
-            return None
-        energies.append(phase.energy_kwh)
-    if not energies:
-        return None
-    return math.fsum(energies)
 
 
 def _failures(state: CellState) -> tuple[TrialFailure, ...]:
