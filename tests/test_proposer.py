@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from suite.config.space import LearningRateRange
-from suite.plan.proposer import Finished, Running, Sampler, propose
+from suite.config.sweep import Sampler
+from suite.plan.proposer import Finished, Running, propose
 
 RANGE = LearningRateRange(low=1e-6, high=3e-3)
 SAMPLERS: tuple[Sampler, ...] = ("gp", "tpe", "random", "grid")

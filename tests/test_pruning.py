@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from suite.config.sweep import PrunerName
 from suite.errors import ConfigError
 from suite.meters import why_no_energy
 from suite.meters.nvml import visible_boards
@@ -19,7 +20,7 @@ from suite.plan import second_objective as front
 from suite.plan.cell_state import CellStatus, read_states
 from suite.plan.definition import store_definition
 from suite.plan.plan import Plan, make_plan
-from suite.plan.pruning import PrunerName, Pruning, is_weak
+from suite.plan.pruning import Pruning, is_weak
 from suite.plan.queue import TrialQueue
 from suite.plan.status import status
 from suite.record.folder import Home

@@ -63,8 +63,8 @@ class LearningRateRange(Strict):
         Where there is no room this is the range itself.
         """
         if end == "low":
-            return self.model_copy(update={"low": _digits(self.low / DECADE)})
-        return self.model_copy(update={"high": min(MOST, _digits(self.high * DECADE))})
+            return self.model_copy(update={"low": rounded(self.low / DECADE)})
+        return self.model_copy(update={"high": min(MOST, rounded(self.high * DECADE))})
 
     def end_of(self, chosen: float, tried: Collection[float]) -> End | None:
         """The end of the range at which the chosen learning rate lies, if any.
@@ -101,9 +101,12 @@ class LearningRateRange(Strict):
         return self
 
 
-def _digits(value: float) -> float:
-    """Round to four significant digits: a tenth of 3e-3 is 3e-4, not 0.00030000000000000003."""
-    return float(f"{value:.4g}")
+def rounded(rate: float) -> float:
+    """Round to four significant digits: a tenth of 3e-3 is 3e-4, not 0.00030000000000000003.
+
+    They are readable in tables, and equal on machines whose last bits differ.
+    """
+    return float(f"{rate:.4g}")
 
 
 class Near(Strict):

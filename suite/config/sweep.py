@@ -37,6 +37,8 @@ from suite.config.training import TrainingConfig
 Slug = Annotated[str, Field(pattern=f"^{SWEEP}$")]
 Named = BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)
 """In a list of choices, a bare name stands for a choice without options."""
+Sampler = Literal["gp", "tpe", "random", "grid"]
+PrunerName = Literal["asha", "median"]
 
 
 class BackboneChoice(Strict):
@@ -152,7 +154,7 @@ class StopRule(Strict):
 class SearchConfig(Strict):
     """The budget of one study, the same for every arm."""
 
-    sampler: Literal["gp", "tpe", "random", "grid"] = "gp"
+    sampler: Sampler = "gp"
     trials: Count = Field(
         8,
         description="trials of a method on a task, of all its architectures (READ: up to 32 each)",
@@ -184,9 +186,7 @@ class SearchConfig(Strict):
     stop: StopRule | None = Field(
         StopRule(), description="ends studies early; null = every study uses up its budget"
     )
-    pruner: Literal["asha", "median"] | None = Field(
-        None, description="end weak search trials between two epochs"
-    )
+    pruner: PrunerName | None = Field(None, description="end weak search trials between two epochs")
     lanes: Count = Field(
         4,
         description="methods without gradients in the backbone (READ, LST) propose and train so "

@@ -14,12 +14,13 @@ import pynvml
 from suite.doctor.finding import Check, Finding, fail, ok, warn
 from suite.files import nearest
 from suite.plan.gpus import local_gpus
+from suite.plan.preflight import MIN_FREE_BYTES
 
 GIB = 2**30
-# Below the least a check fails, below the little it warns. All of these limits are ours.
+# Below the least a check fails, below the little it warns; of a disk the least is what a run asks
+# for. All of these limits are ours.
 LEAST_MEMORY_BYTES = GIB
 LITTLE_MEMORY_BYTES = 4 * GIB
-LEAST_DISK_BYTES = GIB // 4
 LITTLE_DISK_BYTES = 10 * GIB
 LEAST_SHM_BYTES = GIB // 8
 LITTLE_SHM_BYTES = GIB
@@ -212,7 +213,7 @@ def disk(home: Path) -> Finding:
     free = psutil.disk_usage(str(place)).free
     text = f"{_gib(free)} free at {place}"
     remedy = "free some space, or choose another --home"
-    return _judge("disk", free, text, remedy, least=LEAST_DISK_BYTES, little=LITTLE_DISK_BYTES)
+    return _judge("disk", free, text, remedy, least=MIN_FREE_BYTES, little=LITTLE_DISK_BYTES)
 
 
 def shared_memory(api: Any = pynvml) -> Finding:

@@ -12,9 +12,8 @@ import torch
 from suite.meters.clock import Unavailable, synchronise
 from suite.meters.energy import JOULES_PER_KWH
 from suite.meters.phases import PhaseMeter
-from suite.meters.totals import READ, combine
-
-MEASURED = ("nvml", "nvml-sampled", "rapl")
+from suite.meters.record import ESTIMATE, READ
+from suite.meters.totals import combine
 
 
 def idle_watts(device: torch.device, *, seconds: float = 2.0) -> float:
@@ -35,7 +34,7 @@ def idle_watts(device: torch.device, *, seconds: float = 2.0) -> float:
         time.sleep(seconds)
     records, missing = combine([meter.local()])
     record = records["idle"]
-    if record.energy_kwh is None or record.energy_source not in MEASURED:
+    if record.energy_kwh is None or record.energy_source == ESTIMATE:
         reasons: dict[str, None] = {}  # without doubles, in their order
         for kind, why in meter.describe()["energy_sources_absent"].items():
             if kind != READ:

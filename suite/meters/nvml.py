@@ -18,6 +18,7 @@ import torch
 
 from suite.meters.clock import Integral, Most, Unavailable
 from suite.meters.energy import EnergySource, Reading
+from suite.meters.record import READ
 
 MIG_IS_ON = "MIG is on: NVML meters the whole board"
 IS_SHARED = "the sweep shares the GPU among trials: NVML meters the whole board"
@@ -172,7 +173,7 @@ class GpuUtilisation(GpuSource):
     the TDP as shipped. READ samples once a minute; here it is about once a second.
     """
 
-    kind = "read-eq16"
+    kind = READ
 
     def __init__(self, gpu: Gpu, integral: Integral | None = None) -> None:
         super().__init__(gpu)

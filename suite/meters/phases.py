@@ -21,6 +21,7 @@ from suite.meters.energy import WATTS_PER_CORE, CpuTime, EnergySource, Rapl, Rea
 from suite.meters.local import LocalPhase
 from suite.meters.memory import CudaPeak, ResidentPeak, TensorPeak
 from suite.meters.nvml import IS_SHARED, Gpu, gpu_sources
+from suite.meters.record import READ
 from suite.meters.totals import phase_energy
 
 
@@ -316,7 +317,7 @@ def _open_sources(
             return Gpu.of(device)
 
         return gpu_sources(open_gpu, sample_read_energy=sample_read_energy)
-    absent = {"read-eq16": "READ's equation 16 is defined for GPUs (utilisation x TDP)"}
+    absent = {READ: "READ's equation 16 is defined for GPUs (utilisation x TDP)"}
     sources: list[EnergySource] = [CpuTime(watts_per_core)]
     try:
         sources.append(Rapl())

@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 ESTIMATE = "cpu-time-estimate"
 """The energy source that is no measurement (docs/metrics.md)."""
+READ = "read-eq16"
+"""The energy source that samples READ's equation 16 (arXiv 2305.15348)."""
 
 
 class Record(BaseModel):

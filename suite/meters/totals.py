@@ -12,15 +12,13 @@ from typing import get_args
 from suite.meters.clock import Unavailable
 from suite.meters.energy import JOULES_PER_KWH
 from suite.meters.local import LocalPhase, MemoryField
-from suite.meters.record import ESTIMATE, MemoryPeak, PhaseRecord
+from suite.meters.record import ESTIMATE, READ, MemoryPeak, PhaseRecord
 
 SOURCES = ("nvml", "nvml-sampled", "rapl", ESTIMATE)
 """Kinds of energy sources, the best first.
 
 All ranks and the whole phase have one source: measured and estimated joules are not added up.
 """
-
-READ = "read-eq16"
 
 FOREIGN_CPU_FRAC = 0.1
 """Share of a host's busy seconds that may be other work, where its RAPL counter counts. Ours."""

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.config.space import End
+from suite.config.space import End, rounded
 
 Array = NDArray[np.float64]
 
@@ -424,8 +424,3 @@ def _utilities(observed: Sequence[Observation]) -> Array:
 def _unsquashed(gap: float) -> float:
     """A gap to the best as it was before `_utilities` made it small."""
     return KNEE * math.sinh(gap / KNEE)
-
-
-def rounded(rate: float) -> float:
-    """Four digits: readable in tables, and equal on machines whose last bits differ."""
-    return float(f"{rate:.4g}")

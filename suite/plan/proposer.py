@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from suite.config.hashing import derive_seed
-from suite.config.space import End, LearningRateRange
-from suite.plan.curve_model import rounded
+from suite.config.space import End, LearningRateRange, rounded
+from suite.config.sweep import Sampler
 from suite.plan.optuna_trials import (
     NAME,
     Finished,
@@ -28,7 +28,6 @@ from suite.plan.optuna_trials import (
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-Sampler = Literal["gp", "tpe", "random", "grid"]
 MAX_REDRAWS = 64
 """Only a range of a few representable rates can use all of these up."""
 

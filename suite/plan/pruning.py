@@ -12,19 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import optuna
 from optuna.pruners import BasePruner, MedianPruner, SuccessiveHalvingPruner
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from suite.config.sweep import PrunerName
 from suite.config.task import TaskConfig
 from suite.plan.optuna_trials import quiet
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import EpochRecord
 from suite.record.spec import TrialSpec
-
-PrunerName = Literal["asha", "median"]
 
 
 @dataclass(frozen=True, slots=True)
