@@ -6,9 +6,11 @@ import json
 import random
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pynvml
 import pytest
@@ -306,8 +308,10 @@ def read_kwh(percents: list[float], hours: float) -> float | None:
     ranks = []
     for index, percent in enumerate(percents):
         now_s = [0.0]
-        integral = Integral(lambda percent=percent: percent, clock=lambda now_s=now_s: now_s[0])
-        source = GpuUtilisation(Gpu(f"GPU-{index}", FakeNvml()), integral)
+        api = FakeNvml(UtilizationRates=SimpleNamespace(gpu=percent))
+        integral = partial(Integral, clock=lambda now_s=now_s: now_s[0])
+        with patch("suite.meters.nvml.Integral", integral):
+            source = GpuUtilisation(Gpu(f"GPU-{index}", api))
         meter = PhaseMeter(CPU, sources=[source])
         with meter.phase("train"):
             now_s[0] = hours * 3600
@@ -446,7 +450,8 @@ def test_the_estimate_is_processor_seconds_of_all_threads_times_watts() -> None:
         time.sleep(0.2)
         for thread in threads:
             thread.join()
-    joules = (meter.energy_kwh("train") or 0) * JOULES_PER_KWH
+    train = combine([meter.local()])[0]["train"]
+    joules = (train.energy_kwh or 0) * JOULES_PER_KWH
     assert (
         0.3 * 10 <= joules <= (time.process_time() - before_s) * 10
     )  # sleeping is free, both threads are in

@@ -505,13 +505,16 @@ def test_fewer_rows_than_a_batch_are_an_error_before_any_worker(
 
 
 @pytest.mark.slow
-def test_a_group_is_replaced_when_it_grew_served_its_time_or_died(home: Home) -> None:
+def test_a_group_is_replaced_when_it_grew_served_its_time_or_died(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("suite.tune.group.MAX_TRIALS", 3)
     config = small()
     plan = make_plan(config, where="toy")
     settings = RunSettings(
         Workspace(home), Layout(workers=1, cpus=1.0, gpus=0.0, slots=1), config.timeouts, FAKE
     )
-    group = Group(settings, None, max_trials=3)
+    group = Group(settings, None)
     try:
         for number in range(2):
             group.start([plan.search_spec(plan.cells[0], number, 1e-3)])

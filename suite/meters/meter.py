@@ -51,8 +51,6 @@ class Meter:
         grid_g_per_kwh: Grams of CO2 equivalent per kWh of the grid that feeds the machine, for
             `co2e_g`.
         watts_per_core: Power of a busy core, for the estimate where no counter can be read.
-        read_energy: Whether to sample READ's equation 16 (arXiv 2305.15348) too: utilisation x TDP.
-            GPUs only.
         sources: Energy sources instead of the devices' own, one list for each device.
 
     Raises:
@@ -67,7 +65,6 @@ class Meter:
         idle_s: float = 0.0,
         grid_g_per_kwh: float | None = None,
         watts_per_core: float = WATTS_PER_CORE,
-        read_energy: bool = True,
         sources: Sequence[Sequence[EnergySource]] | None = None,
     ) -> None:
         if grid_g_per_kwh is not None and grid_g_per_kwh < 0:
@@ -81,7 +78,6 @@ class Meter:
             meter = PhaseMeter(
                 each,
                 watts_per_core=watts_per_core,
-                sample_read_energy=read_energy,
                 sources=own,
                 watch_tensors=watch_tensors,
             )

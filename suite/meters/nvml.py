@@ -175,10 +175,10 @@ class GpuUtilisation(GpuSource):
 
     kind = READ
 
-    def __init__(self, gpu: Gpu, integral: Integral | None = None) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         super().__init__(gpu)
         self._tdp_w = gpu.ask("PowerManagementDefaultLimit") / 1e3
-        self._percent_s = integral or Integral(lambda: float(gpu.ask("UtilizationRates").gpu))
+        self._percent_s = Integral(lambda: float(gpu.ask("UtilizationRates").gpu))
 
     def tick(self) -> None:
         super().tick()

@@ -22,7 +22,6 @@ from suite.meters.local import LocalPhase
 from suite.meters.memory import CudaPeak, ResidentPeak, TensorPeak
 from suite.meters.nvml import IS_SHARED, Gpu, gpu_sources
 from suite.meters.record import READ
-from suite.meters.totals import phase_energy
 
 
 class PhaseMeter:
@@ -139,17 +138,6 @@ class PhaseMeter:
         """Wall clock of a phase on this rank so far; 0 if it was never entered."""
         self._settle()
         return self._phases[name].seconds if name in self._phases else 0.0
-
-    def energy_kwh(self, name: str) -> float | None:
-        """Energy of a phase by this rank's own meters so far; None where it is not known.
-
-        It is for display: only `combine` knows which devices ranks share.
-        """
-        self._settle()
-        if name not in self._phases:
-            return None
-        energy_kwh, _, _ = phase_energy([self._phases[name]])
-        return energy_kwh
 
     def local(self) -> dict[str, LocalPhase]:
         """A copy of this rank's accounts by phase, for `combine`."""

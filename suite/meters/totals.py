@@ -59,7 +59,7 @@ def combine(
 def _combine_phase(parts: Sequence[LocalPhase]) -> tuple[PhaseRecord, dict[str, str]]:
     missing: dict[str, str] = {}
     read_energy_kwh = None
-    energy_kwh, source, reason = phase_energy(parts)
+    energy_kwh, source, reason = _phase_energy(parts)
     if energy_kwh is None:
         missing["energy_kwh"] = reason
         missing["energy_source"] = reason
@@ -80,7 +80,7 @@ def _combine_phase(parts: Sequence[LocalPhase]) -> tuple[PhaseRecord, dict[str, 
     return record, missing | reasons
 
 
-def phase_energy(parts: Sequence[LocalPhase]) -> tuple[float | None, str | None, str]:
+def _phase_energy(parts: Sequence[LocalPhase]) -> tuple[float | None, str | None, str]:
     """Energy of the ranks' devices from the best source that covers them all.
 
     Returns:

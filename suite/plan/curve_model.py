@@ -214,7 +214,6 @@ class CurveModel:
         keep = weight > LEAST_WEIGHT
         self._settings = settings.some(keep)
         self._weight = weight[keep] / weight[keep].sum()
-        self.hint_weight = float(weight[~np.isnan(settings.shift)].sum())
         to_grid = self._kernel(here, grid, self._settings)
         share = np.linalg.solve(factor[keep], to_grid)  # (settings, n, grid)
         mean = (share * solved[keep][..., None]).sum(1)

@@ -259,8 +259,6 @@ class Engine:
             pieces,
             adam.state,
             steps=steps_of(adam),
-            rank=rank,
-            world_size=self.world_size,
             buffers=buffers,
         )
         return path

@@ -38,7 +38,7 @@ def write_shard(
     state: Mapping[torch.Tensor, Mapping[str, Any]],
     *,
     steps: int,
-    **about: Any,
+    buffers: Mapping[str, torch.Tensor],
 ) -> None:
     """Write one rank's pieces, whole or not at all.
 
@@ -46,10 +46,10 @@ def write_shard(
         pieces: What this rank is to write.
         state: The optimizer's, by the tensor that holds the fp32 weights.
         steps: Adam's step count; at 0 there are no moments.
-        about: `rank`, `world_size`; `buffers`: name -> tensor.
+        buffers: Those that this rank is to write, by name.
     """
     tensors = {}
-    for name, tensor in about.pop("buffers", {}).items():
+    for name, tensor in buffers.items():
         tensors[BUFFER + name] = tensor.detach().cpu().contiguous()
     runs = {}
     for piece in pieces:
@@ -60,8 +60,6 @@ def write_shard(
                 tensors[f"{key}/{piece.name}"] = piece.of(state[piece.master][key])
     # The metadata of safetensors are text, keys and values.
     metadata = {"format": FORMAT, "steps": str(steps), "runs": json.dumps(runs)}
-    for key, value in about.items():
-        metadata[key] = str(value)
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata)
 
@@ -81,7 +79,7 @@ def write_whole(path: Path, model: nn.Module) -> None:
             master = parameter.detach().float()
             pieces.append(Piece(name, 0, size, size, master, 0))
     buffers = stored_buffers(model)
-    write_shard(path, pieces, {}, steps=0, rank=0, world_size=1, buffers=buffers)
+    write_shard(path, pieces, {}, steps=0, buffers=buffers)
 
 
 def stored_buffers(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from suite.plan.pruning import Pruning
 
 TRAINER = "suite.train.loop:Trainer"
-MAX_TRIALS = 200  # a bound on what slow leaks of libraries can add up to
+MAX_TRIALS = 200
+"""After so many the processes are replaced: a bound on what slow leaks of libraries add up to."""
 GROWTH_FRAC = 0.10
 GROWTH_SLACK_BYTES = 64 * 2**20
 JOIN_ATTEMPTS = 3
@@ -114,7 +115,6 @@ class Group:
         settings: What to run and for how long.
         placement: Holds a bundle for each rank; None = the layout's number of ranks, anywhere in
             the cluster.
-        max_trials: After so many trials the processes are replaced, whatever they look like.
         notice: Says, while the ranks are at work, whether they are to leave; None = they never are.
     """
 
@@ -123,12 +123,10 @@ class Group:
         settings: RunSettings,
         placement: PlacementGroup | None,
         *,
-        max_trials: int = MAX_TRIALS,
         notice: LeaveNotice | None = None,
     ) -> None:
         self.settings = settings
         self.placement = placement
-        self.max_trials = max_trials
         self.notice = notice
         self.workers = settings.layout.workers if placement is None else placement.bundle_count
         self._folder: TrialFolder | None = None
@@ -209,7 +207,7 @@ class Group:
 
     def _retire_unfit(self) -> None:
         """Drop ranks that grew, served their time, or died between two trials."""
-        if self._ranks and (self._worn or self._trials >= self.max_trials):
+        if self._ranks and (self._worn or self._trials >= MAX_TRIALS):
             self.close()
         if self._ranks:
             with contextlib.suppress(GroupFailureError):  # which has ended them
