@@ -46,13 +46,12 @@ class Trial:
         """
         if self.result is None:
             return self
-        # The second objective of a search reads what training cost, and on which machine; the
-        # checks before a start read the versions.
+        # The second objective of a search reads what training cost, and on which machine.
         train = {name: phase for name, phase in self.result.phases.items() if name == "train"}
         environment = {
             name: fact
             for name, fact in self.result.provenance.items()
-            if name in ("device", "hardware", "machine", "versions")
+            if name in ("device", "hardware", "machine")
         }
         rest: dict[str, Any] = {
             "phases": train,
