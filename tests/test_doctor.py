@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -387,6 +388,17 @@ def test_the_doctor_takes_a_relative_storage_from_here_and_leaves_no_folder(
     monkeypatch.setattr("suite.cli.doctor.findings", of_storage)
     code, _, _ = suite("doctor", "--storage", "a/store", "--home", "home")
     assert (code, asked) == (0, [f"{tmp_path}/a/store"]) and not list(tmp_path.iterdir())
+
+
+def test_a_storage_whose_disk_is_full_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    found = storage(str(tmp_path))
+    assert found.level is Level.FAIL and "No space left on device" in found.found
 
 
 def test_a_tracking_store_is_looked_at_and_not_touched(tmp_path: Path, empty_db: Path) -> None:

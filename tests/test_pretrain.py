@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -418,6 +420,25 @@ def test_a_checkpoint_is_taken_over_from_a_driver_that_gives_no_sign_of_life(
             Mirror(home, None, frozen.fence).end(home.trial(run), result_of(run))
         assert home.trial(run).result() is None
     frozen.release()
+
+
+@pytest.mark.usefixtures("toy_roots")
+def test_a_run_that_ended_counts_also_where_a_full_disk_takes_no_word_of_it(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with held_lease(tmp_path / "storage", "toy") as lease:
+        queue = _queue("toy", home, lease)
+        run = queue.next()
+        assert run is not None
+        home.trial(run).write_result(result_of(run))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            queue.ended(run)
+        spec = queue.next()
+        assert spec is not None and spec.arm.pretrain == run.hash
 
 
 @pytest.mark.usefixtures("toy_roots")

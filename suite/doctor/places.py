@@ -79,11 +79,11 @@ def storage(url: str) -> Finding:
     began = time.perf_counter()
     try:
         open_storage(url).check()
-    except StorageError as error:
+    except (StorageError, OSError) as error:
         return fail(
             "storage",
             found=str(error),
-            remedy="check the URL, this node's credentials and its way to the store",
+            remedy="check the URL, this node's credentials and way to the store, and its space",
         )
     took_s = time.perf_counter() - began
     text = f"{url}: written, read, and a key created only once, in {took_s:.2f} s"

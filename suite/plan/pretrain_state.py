@@ -80,7 +80,7 @@ class PretrainState:
     def _release(self) -> None:
         # If this fails, other sweeps wait until this driver has ended.
         if self.shared is not None:
-            with contextlib.suppress(StorageError):
+            with contextlib.suppress(StorageError, OSError):
                 self.shared.release()
 
 

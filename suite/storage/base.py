@@ -36,7 +36,8 @@ _said_s = -float("inf")
 class Storage(ABC):
     """A root with keys such as `a/b/c` below it, which works the same on files and on S3.
 
-    Every method raises `StorageError` if the storage does not do what it is asked.
+    Every method raises `StorageError` if the storage does not do what it is asked, and `OSError` if
+    its disk is full, because a sweep waits for room and does not try again.
 
     Args:
         url: The root as given.

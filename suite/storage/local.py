@@ -95,7 +95,7 @@ class FileStorage(Storage):
         try:
             return self.patiently(call, _is_stale)
         except OSError as error:
-            # A full disk stays an OSError: a sweep waits for room and does not try again.
+            # As `Storage` says.
             if error.errno in FULL:
                 raise
             raise StorageError(

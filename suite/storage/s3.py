@@ -152,7 +152,7 @@ class S3Storage(Storage):
         try:
             return self.patiently(call, _is_transient)
         except _failures() as error:
-            # A full disk stays an OSError: a sweep waits for room and does not try again.
+            # As `Storage` says.
             if isinstance(error, OSError) and error.errno in FULL:
                 raise
             raise StorageError(

@@ -473,7 +473,7 @@ def _run_to_its_end(plan: Plan, settings: RunSettings, callback: SweepCallback) 
     )
     callback.listeners.on_end(outcome)
     if not lease.loss():
-        with suppress(StorageError):  # a view, which the next run writes again
+        with suppress(StorageError, OSError):  # a view, which the next run writes again
             callback.mirror.push_definition(config.name)
     return outcome
 
