@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from suite.errors import ResourceError, StorageError
+from suite.errors import ResourceError
 from suite.plan.preflight import check_home
 from suite.record.folder import Home
-from suite.storage.urls import checked_url
 from suite.tracking import sync
 from tests.answers import some_right, write_confirmed
 from tests.commands import ROOT
@@ -58,15 +57,6 @@ def test_a_home_whose_trials_are_not_mounted_is_not_an_empty_one(tmp_path: Path,
     (tmp_path / part).symlink_to(tmp_path / "not-mounted")
     with pytest.raises(ResourceError, match=f"{part}: is no folder, or a link that leads nowhere"):
         check_home(home)
-
-
-def test_what_lies_below_a_folder_that_this_user_may_not_enter_is_refused(locked: Path) -> None:
-    with pytest.raises(ResourceError, match="locked: may not be entered"):
-        check_home(Home(locked / "new" / "home"))
-    with pytest.raises(ResourceError, match="locked: may not be entered"):
-        Home(locked).part("trials")
-    with pytest.raises(StorageError, match="locked cannot be written to"):
-        checked_url(str(locked / "new" / "storage"))
 
 
 @pytest.fixture
