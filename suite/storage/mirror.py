@@ -371,14 +371,19 @@ class Mirror:
     def _create(self, key: str, data: bytes, *, shared: str | None) -> bool:
         """Create a key that no driver may set that lost its sweep, however long it was cut off."""
         assert self.storage is not None
-        for _ in range(TRIES - 1):
+        if self.fence is None:
+            return self.storage.create(key, data)
+        for tries_left in reversed(range(TRIES)):
             # The fence waits for a storage that is away; the key itself must not, or another driver
             # could take the sweep over in between.
-            if self.fence is not None:
-                self.fence.check(shared=shared)
-            with contextlib.suppress(StorageError), self.storage.asked_once():
-                return self.storage.create(key, data)
-        return self.storage.create(key, data)
+            self.fence.check(shared=shared)
+            try:
+                with self.storage.asked_once():
+                    return self.storage.create(key, data)
+            except StorageError:
+                if not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     def _take(self, folder: TrialFolder, data: bytes) -> TrialResult | None:
         """Keep a stored result here, after the files that it speaks of."""
