@@ -196,9 +196,8 @@ def _mirror_sweep(storage: BaseStorage, home: Home, plan: Plan) -> MirrorReport:
             continue
         name = f"{plan.config.name}/{planned.key} @{home_id(home)}"
         search = plan.config.search
-        mirror = _StudyMirror(
-            storage, name, planned, search.second, tuple(search.batch_sizes or ())
-        )
+        sizes = tuple(search.batch_sizes)
+        mirror = _StudyMirror(storage, name, planned, search.second, sizes)
         report += mirror.bring_up_to_date(cell, exists=name in shown)
     return report
 
