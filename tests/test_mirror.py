@@ -18,7 +18,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from suite.config.arm import Arm
-from suite.config.sweep import LimitConfig
+from suite.config.sweep import LimitConfig, TimeoutConfig
 from suite.config.task import load_task
 from suite.config.training import TrainingConfig
 from suite.errors import CheckpointError, StaleDriverError, StorageError
@@ -339,6 +339,18 @@ def test_a_storage_that_is_gone_is_an_error_and_leaves_the_home_alone(
         "a result that nobody else can see does not count here either"
     )
     s3_server.start()
+
+
+@pytest.mark.parametrize("shortest", ["setup_s", "epoch_s", "collective_s"])
+def test_a_rank_gives_up_its_storage_before_any_deadline_ends_the_attempt(
+    tmp_path: Path, shortest: str
+) -> None:
+    timeouts = TimeoutConfig(**{shortest: 30.0})
+    workspace = Workspace(
+        Home(tmp_path / "home"), storage=str(tmp_path / "store"), patience_s=timeouts.patience_s
+    )
+    storage = Mirror.of(workspace).storage
+    assert storage is not None and storage.patience_s == 15.0
 
 
 # ---- a real trial, begun by one host and ended by another -------------------------------------------------------------

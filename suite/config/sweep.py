@@ -367,6 +367,14 @@ class TimeoutConfig(Strict):
     # how long a trial may wait for room on the cluster; a new node takes minutes to start
     placement_s: Seconds = 1800.0
 
+    @property
+    def patience_s(self) -> float:
+        """For how long a storage that is away is asked again.
+
+        Half of the shortest deadline: the rank that asks fails before another one waits too long.
+        """
+        return min(self.setup_s, self.epoch_s, self.collective_s) / 2
+
 
 class FailureConfig(Strict):
     """What happens when a trial fails because of its machine, not because of its mathematics."""

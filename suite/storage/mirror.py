@@ -78,9 +78,7 @@ class Mirror:
         """The mirror of a rank's home."""
         storage: Storage | None = None
         if workspace.storage is not None:
-            # Half of the ranks' deadline: this rank fails before the others stop waiting for it.
-            patience_s = workspace.collective_timeout_s / 2
-            storage = open_storage(workspace.storage, patience_s=patience_s)
+            storage = open_storage(workspace.storage, patience_s=workspace.patience_s)
         return cls(workspace.home, storage, workspace.fence)
 
     # ---- a trial's folder ----

@@ -8,6 +8,7 @@ from pathlib import Path
 from suite.config.sweep import ResourceConfig
 from suite.config.training import Partitioning
 from suite.record.folder import Home
+from suite.storage.base import PATIENCE_S
 from suite.storage.fence import Fence
 
 
@@ -23,6 +24,7 @@ class Workspace:
             Whoever starts the ranks removes it.
         storage: URL below which the home is mirrored if hosts share no disk
             (`suite.storage.mirror`); None = they share the home.
+        patience_s: For how long the storage is asked again when it is away.
         fence: The claim of the driver that this process works for; None = no other driver can take
             the sweep over.
         partitioning: How trials lay out their weights where their specification says `auto`.
@@ -36,6 +38,7 @@ class Workspace:
     collective_timeout_s: float = 600.0
     scratch: Path | None = None
     storage: str | None = None
+    patience_s: float = PATIENCE_S
     fence: Fence | None = None
     partitioning: Partitioning = field(default_factory=Partitioning)
     frozen_states_bytes: int = ResourceConfig().frozen_states_bytes

@@ -142,8 +142,7 @@ def run_sweep(
     if data_root is not None:
         data_root = data_root.resolve()
     # First of all: what follows writes to the home, and another driver may be at work in it.
-    # Until then the ranks wait for one another.
-    patience_s = config.timeouts.collective_s / 2
+    patience_s = config.timeouts.patience_s
     with only_driver(home, config.name, storage=storage, patience_s=patience_s) as lease:
         mirror = open_mirror(home, storage, patience_s=patience_s)
         known = known_plan(home, config.name)
@@ -204,6 +203,7 @@ def run_sweep(
                 collective_timeout_s=config.timeouts.collective_s,
                 scratch=home.path / ".tune" / config.name,
                 storage=storage,
+                patience_s=patience_s,
                 fence=lease.fence,
                 partitioning=decision.partitioning,
                 frozen_states_bytes=config.resources.frozen_states_bytes,
