@@ -690,23 +690,33 @@ def test_estimates_alone_can_be_piped(suite: Suite, fmt: str) -> None:
         assert "bert-base/bitfit" in out
 
 
-def test_an_arm_that_is_too_long_is_set_aside_and_the_others_go_on(suite: Suite) -> None:
+@pytest.mark.parametrize(
+    ("positions", "why"),
+    [
+        (
+            32,
+            "16 tokens and 20 positions of prompt exceed the backbone's 32 positions; "
+            "use a smaller --seq",
+        ),
+        (16, "the 20 positions of prompt leave none of the backbone's 16 to an example; use fewer"),
+    ],
+)
+def test_an_arm_that_is_too_long_is_set_aside_and_the_others_go_on(
+    suite: Suite, positions: int, why: str
+) -> None:
     flags = (
         "--methods",
         "prompt,bitfit",
         "--format",
         "json",
         "--set",
-        "backbone.max_position_embeddings=16",
+        f"backbone.max_position_embeddings={positions}",
     )
     code, out, _ = suite("profile", "--estimate", *FLAGS, *shape_flags("bert"), *flags)
     assert code == 0
     prompt, bitfit = json.loads(out)["arms"]
     assert (prompt["status"], bitfit["status"]) == ("incompatible", "estimated")
-    assert (
-        "16 tokens and 20 positions of prompt exceed the backbone's 16 positions; use a smaller --seq"
-        in prompt["reason"]
-    )
+    assert why in prompt["reason"]
 
 
 def test_an_encoder_decoder_with_a_table_of_positions_ends_where_it_does(

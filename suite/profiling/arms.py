@@ -87,6 +87,12 @@ class ArmChoice:
         extra = self.extra_positions()
         if positions is None or tokens + extra <= positions:
             return None
+        # No --seq is short enough then.
+        if extra >= positions:
+            return (
+                f"the {extra} positions of {self.method} leave none of the backbone's {positions} "
+                "to an example; use fewer"
+            )
         length = f"{tokens} tokens"
         if extra:
             length += f" and {extra} positions of {self.method}"
