@@ -436,14 +436,12 @@ def test_energy_of_boards_that_cannot_be_metered_is_known_before_a_worker_starts
             front.check_measurable(energy, "cuda", here=True, where="x.yaml")
 
 
-def test_energy_of_trials_that_share_a_gpu_is_no_objective() -> None:
+@pytest.mark.parametrize("one_at_a_time", [{}, {"concurrent_trials": 1}])
+def test_energy_of_trials_that_share_a_gpu_is_no_objective(one_at_a_time: dict[str, int]) -> None:
     search = {"objective": ["score", "energy"]}
-    shared = toy_sweep(search=search, resources={"gpus_per_worker": 0.5})
+    shared = toy_sweep(search=search, resources={"gpus_per_worker": 0.5, **one_at_a_time})
     with pytest.raises(ConfigError, match=r"share a GPU is not measured .*gpus_per_worker: 0\.5"):
         front.check_measurable(shared, "cuda", here=False, where="x.yaml")
-    resources = {"gpus_per_worker": 0.5, "concurrent_trials": 1}
-    alone = toy_sweep(search=search, resources=resources)
-    front.check_measurable(alone, "cuda", here=False, where="x.yaml")
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ def check_measurable(config: SweepConfig, device: str, *, here: bool, where: str
     # On processors the energy can always be estimated by their time.
     if config.search.second != "energy" or device != "cuda":
         return
-    resources = config.resources
-    shared = resources.gpus_per_worker is not None and resources.gpus_per_worker < 1
-    if shared and resources.concurrent_trials != 1:
+    gpus = config.resources.gpus_per_worker
+    # Also where this sweep runs one trial at a time: the rest of the board is for others.
+    if gpus is not None and gpus < 1:
         raise ConfigError(
             f"{where}: search.objective: the energy of trials that share a GPU is not measured "
-            f"(resources.gpus_per_worker: {resources.gpus_per_worker:g}); take whole GPUs, "
-            "resources.concurrent_trials: 1, score alone, [score, time] or [score, memory]"
+            f"(resources.gpus_per_worker: {gpus:g}); take whole GPUs, "
+            "score alone, [score, time] or [score, memory]"
         )
     if not here:
         return
