@@ -159,7 +159,8 @@ def warn_of_other_runs(
     if differ:
         log.warning(
             "runs of this sweep had %s; a row with runs of both is rejected, and rows of both are "
-            "not ranked together: go on with what they had, or give the sweep another name",
+            "not ranked together: go on with the versions and machines that they had, or give the "
+            "sweep another name",
             ", ".join(differ),
         )
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from suite.config.hashing import canonical_json
-from suite.errors import CheckpointError, StorageError
+from suite.errors import EVERYWHERE, CheckpointError, StorageError
 from suite.files import read_json, replacing, sha256, write_json
 from suite.record.folder import MARKER, TrialFolder
 from suite.storage.fence import Fence
@@ -178,7 +178,7 @@ class Checkpoints:
         if dist.get_rank() == 0:
             log.warning(
                 "%s/epoch-%d is left out: it was trained in %s, and this host computes in %s;"
-                " training.precision names one for all hosts",
+                " a new sweep can name one for all hosts (training.precision)",
                 self.folder,
                 marker["epoch"],
                 written,
@@ -192,7 +192,7 @@ class Checkpoints:
                 f"{self.folder}/epoch-{marker['epoch']}: the frozen weights are not those that "
                 "this trial began with: the backbone's files were changed or are damaged, or its "
                 "random weights are drawn otherwise by this version; bring them back, or remove "
-                f"the folder {self.folder} to train the trial anew"
+                f"the folder {self.folder} ({EVERYWHERE}) to train the trial anew"
             )
 
     def _epochs(self) -> list[int]:

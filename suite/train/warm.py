@@ -320,7 +320,8 @@ def _agreed_precision(spec: TrialSpec, device: str) -> Precision:
     if len(set(gather_objects(precision))) > 1:
         raise IncompatibleError(
             f"training.precision: auto is {precision} on this host and another one on others of "
-            "this trial, whose processors or GPUs differ; name a precision"
+            "this trial, whose processors or GPUs differ; name a precision, and give the sweep "
+            "another name"
         )
     return precision
 

@@ -307,7 +307,7 @@ def decide(
         if memory_bytes is None:
             log.warning(
                 "the memory of a worker is unknown: weights are partitioned;"
-                " set training.zero_stage and training.frozen_weights to say otherwise"
+                " a new sweep can say otherwise (training.zero_stage, training.frozen_weights)"
             )
     decision = settle(
         training,

@@ -61,8 +61,8 @@ POLL_S = 1.0
 TAIL_BYTES = 4000
 FATAL = re.compile(r"Fatal Python error: (.*)")
 MEMORY_REMEDY = (
-    "set a smaller training.micro_batch_size, a lower resources.concurrent_trials,"
-    " or take hosts with more memory"
+    "lower resources.concurrent_trials, take hosts with more memory, or lower"
+    " training.micro_batch_size and give the sweep another name"
 )
 
 
