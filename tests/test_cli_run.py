@@ -279,7 +279,15 @@ def two_cells_of_a_pretrain_run_given_up() -> Any:
         (
             Outcome(1, (), interrupted=True, reason="less than 256 MiB left"),
             1,
-            "less than 256 MiB left; nothing that finished is lost",
+            "less than 256 MiB left; nothing that finished is lost. "
+            "When that is mended, go on with: suite run quickstart --home h\n",
+        ),
+        (
+            Outcome(
+                0, two_cells_of_a_pretrain_run_given_up(), interrupted=True, reason="3 failed alike"
+            ),
+            1,
+            "go on with: suite run quickstart --home h --retry-given-up",
         ),
         (Outcome(4, ()), 0, "suite compare --all-pairs --home h --sweep quickstart"),
         (
@@ -288,7 +296,7 @@ def two_cells_of_a_pretrain_run_given_up() -> Any:
             "trials given up: 1; once",
         ),
     ],
-    ids=["failed", "ctrl-c", "disk", "done", "given up"],
+    ids=["failed", "ctrl-c", "disk", "breaker", "done", "given up"],
 )
 def test_the_exit_code_says_how_a_sweep_ended(
     suite: Suite,

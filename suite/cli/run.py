@@ -254,23 +254,25 @@ def _say_how_it_ended(
 ) -> None:
     """Say what went wrong, or what to type next; exit with 1 if anything has no result."""
     here = shlex.join([*asked.home_option, "--sweep", config.name])
-    # Neither cells without a result nor hints matter to somebody who stopped it.
-    if outcome.interrupted:
-        put(
-            f"{outcome.reason}; nothing that finished is lost. Go on with: {asked.command}",
-            err=True,
-        )
-        # Whatever else stopped the driver is a failure, with code 1.
-        raise typer.Exit(EXIT_CODES.get(outcome.reason, 1))
-    for folder, why in outcome.not_measured.items():
-        put(
-            f"lm-eval has not measured {folder}: {why}; try again with: suite lm-eval {here}",
-            err=True,
-        )
     # A set, because cells may share a pretrain run.
     given_up = set()
     for cell in outcome.cells:
         given_up |= {failure.trial for failure in cell.failures if failure.status == "gave up"}
+    # Neither cells without a result nor hints matter to somebody who stopped it.
+    if outcome.interrupted:
+        go_on = f"Go on with: {asked.command}"
+        # Whatever else stopped the driver is a failure, with code 1, and stops the next one too.
+        if outcome.reason not in EXIT_CODES:
+            go_on = f"When that is mended, go on with: {asked.command}"
+            if given_up:
+                go_on += " --retry-given-up"
+        put(f"{outcome.reason}; nothing that finished is lost. {go_on}", err=True)
+        raise typer.Exit(EXIT_CODES.get(outcome.reason, 1))
+    for folder, why in outcome.not_measured.items():
+        put(
+            f"lm-eval has not measured {folder}: {why}; try again with: {asked.command}",
+            err=True,
+        )
     # A retry is asked for, because the same trial may fail for ever.
     if given_up:
         put(
