@@ -416,6 +416,11 @@ def test_resources_that_can_never_fit_are_refused() -> None:
         lay_out(ResourceConfig(workers=1, gpus_per_worker=1.5), [{"CPU": 8.0, "GPU": 8.0}])
     with pytest.raises(ResourceError, match="two ranks on one GPU"):
         lay_out(ResourceConfig(workers=2, gpus_per_worker=0.5), [{"CPU": 8.0, "GPU": 1.0}])
+    config = ResourceConfig(workers=1, workers_by_backbone={"minilm": 2}, gpus_per_worker=0.5)
+    with pytest.raises(
+        ResourceError, match=r"2 workers \(resources\.workers_by_backbone\.minilm\)"
+    ):
+        lay_out(config, [{"CPU": 8.0, "GPU": 1.0}])
 
 
 def test_gpus_without_a_number_of_workers_are_refused_where_there_are_none() -> None:

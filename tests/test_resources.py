@@ -143,7 +143,9 @@ def test_the_size_of_every_backbone_must_fit() -> None:
 def test_a_trial_that_may_shrink_fits_where_its_least_does() -> None:
     layout = lay_out(ResourceConfig(workers=4, min_workers=1), [{"CPU": 2.0}])
     assert (layout.workers, layout.slots, layout.capacity.most) == (4, 1, 2)
-    with pytest.raises(ResourceError, match="never fit"):
+    with pytest.raises(
+        ResourceError, match=r"3 workers .* never fit: .*lower resources.min_workers"
+    ):
         lay_out(ResourceConfig(workers=4, min_workers=3), [{"CPU": 2.0}])
     with pytest.raises(ValidationError, match="min_workers: got 3, expected at most workers"):
         ResourceConfig(workers=2, min_workers=3)

@@ -306,6 +306,15 @@ def score(predictions, golds):
 """
 
 
+def test_test_rows_of_one_label_are_no_fault_of_the_metric(suite: Suite, write: Any) -> None:
+    rows = splits(lambda n: n % 2)
+    rows["test"]["label"] = [1] * len(rows["test"]["label"])
+    file, root = write(LABELS, rows)
+    ended, found = checked(suite, file, "--data-root", root, "--backbone", "gpt2")
+    (said,) = (finding for finding in found["findings"] if finding["check"] == "metrics")
+    assert ended == 2 and said["text"].startswith("every test answer is 'yes': no metric can tell")
+
+
 @pytest.mark.parametrize(
     ("own", "code", "says"),
     [

@@ -128,12 +128,14 @@ def require_token(address: str) -> None:
     with ray_says_nothing():
         shows_token = maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     if not shows_token:
-        mode = os.environ.get("RAY_AUTH_MODE")
-        here = f"RAY_AUTH_MODE is {mode!r} here" if mode else "this machine has none"
+        start = f"--address {redact(address)}: this Ray cluster asks for a token, and"
+        mode = os.environ.get("RAY_AUTH_MODE", "token")
+        # In another mode Ray shows none, whatever this machine has.
+        if mode != "token":
+            raise ResourceError(f"{start} RAY_AUTH_MODE is {mode!r} here; unset it")
         raise ResourceError(
-            f"--address {redact(address)}: this Ray cluster asks for a token, and {here};"
-            " copy the head's ~/.ray/auth_token here (readable by you alone),"
-            " or name it with RAY_AUTH_TOKEN_PATH"
+            f"{start} this machine has none; copy the head's ~/.ray/auth_token here (readable by"
+            " you alone), or name it with RAY_AUTH_TOKEN_PATH"
         )
 
 

@@ -195,6 +195,9 @@ def check_metrics(rows: TaskRows, sample: TaskRows, objective: Objective) -> lis
             always = [constant] * len(golds)
             same = task.score_of(objective.scores(always, golds, groups))
             text += f", always {answer_text(task, constant)!r} scores {same:.4g}"
+            if same >= best and len(set(golds)) == 1:
+                text = f"every test answer is {answer_text(task, constant)!r}"
+                return [Finding("fail", "metrics", f"{text}: no metric can tell models apart")]
             # such a metric would rank a model that learnt nothing first
             if same >= best:
                 return [Finding("fail", "metrics", f"{text}: more must be better")]

@@ -206,14 +206,17 @@ def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | Non
             f"resources.gpus_per_worker: got {gpus:g}, expected a whole number, or a part of one"
             " GPU below 1"
         )
-    if broken and max(*sizes.values(), 1) > 1:
+    largest = max(sizes, key=sizes.__getitem__)
+    if broken and sizes[largest] > 1:
         raise ResourceError(
-            f"resources.gpus_per_worker: got {gpus:g} with {workers} workers, expected a whole "
-            "number; NCCL refuses two ranks on one GPU"
+            f"resources.gpus_per_worker: got {gpus:g} with {sizes[largest]} workers "
+            f"(resources.{largest}), expected a whole number; NCCL refuses two ranks on one GPU"
         )
     for key, size in sizes.items():
         # A trial that may shrink needs room for its smallest size only.
-        if capacity.most < min(size, config.min_workers or size):
+        if config.min_workers is not None and config.min_workers < size:
+            key, size = "min_workers", config.min_workers
+        if capacity.most < size:
             raise ResourceError(_never_fits(key, size, layout, nodes))
     # There may be no room for the full size where a trial may shrink; it starts smaller.
     slots = max(1, capacity.slots(workers))

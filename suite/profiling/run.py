@@ -186,17 +186,21 @@ def _refuse_too_large(each: Findings, setting: Setting, free: int) -> None:
     memory = expected.memory
     if setting.device == "cuda":
         # A GPU refuses by itself what is too large, so only what is certainly there counts.
-        states = memory.parameters_bytes + memory.optimizer_bytes + memory.gradients_bytes
+        training = memory.parameters_bytes + memory.optimizer_bytes + memory.gradients_bytes
+        remedy = "try more --ranks"
         width = 2 if setting.dtype == "bf16" else 4
-        needed = max(states, total * width)
     else:
         # On a CPU the kernel would kill a process of its choice.
-        needed = max(memory.peak_bytes, total * 4)  # 4 bytes: the model before it is cut
-    if needed > free:
+        training = memory.peak_bytes
+        remedy = "try a smaller --micro-batch, or more --ranks"
+        width = 4  # of fp32: the model before it is cut
+    if training > free:
+        each.end("oom", f"needs about {gib(training)} on each rank, {gib(free)} are free; {remedy}")
+    elif total * width > free:
         each.end(
             "oom",
-            f"{_needs(each.record)}, {gib(free)} are free;"
-            " try a smaller --micro-batch, or more --ranks",
+            f"the whole model needs about {gib(total * width)} on each rank, {gib(free)} are free;"
+            " only --estimate goes without it",
         )
 
 
