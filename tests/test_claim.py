@@ -55,7 +55,8 @@ def test_a_copy_is_refused_and_told_what_to_do(home: Home, shared: str) -> None:
     define(copy)
     told = refusal(copy, shared)
     assert f"a copy of the home {home.path}" in told
-    assert f"suite sync --home {copy.path} --new-id" in told and "--take-over" in told
+    command = f"suite sync --home {copy.path} --tracking-uri {shared}"
+    assert f"{command} --new-id" in told and f"{command} --take-over" in told
     assert list(leaderboard(shared).method) == ["lora"], "nothing of the copy is there"
     assert refusal(home, shared) == "", "the home goes on"
     # The driver's own listener says the same and leaves the store alone.

@@ -413,7 +413,7 @@ def refusing() -> Opened:
         (
             {"tasks": ["gsm8k"]},
             DataError,
-            "lm-eval task gsm8k: cannot be loaded: .*gsm8k.*connect this machine to the hub once",
+            "lm-eval task gsm8k: cannot be loaded: .*gsm8k.*connect this machine to the hub once, or",
         ),
         ({"max_length": 500}, ConfigError, "max_length 500: this model has room for 128 tokens"),
         (

@@ -664,6 +664,7 @@ def test_stop_ends_the_sweep_of_the_home_that_is_typed_and_chooses_none_itself(
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", cluster.address)
     code, _, err = suite("stop", "toy", "--home", tmp_path)
     assert (code, cluster.stopped) == (2, []) and "no driver of this sweep is running in" in err
+    assert f"suite status --home {tmp_path}\n" in err
     monkeypatch.setenv("SUITE_STORAGE", "s3://b/p")
     assert suite("stop", "toy", *there, "--home", "/shared/bob")[0] == 0
     assert suite("stop", "toy", *there, "--home", "/tmp/its-home")[0] == 0

@@ -127,9 +127,13 @@ def test_the_file_of_a_task_is_answered_with_the_tasks_name(
         ("tasks/a.yaml", "write a"),
         (
             "others/b.yaml",
-            "write b, and put the file into tasks/ of the working folder or give --tasks others",
+            "write b, and put the file into tasks/ of the working folder or name the folder: "
+            "set SUITE_TASKS=others, or give --tasks others to suite run or submit",
         ),
-        ("others/c.py", "write c, and give --tasks others"),
+        (
+            "others/c.py",
+            "write c, and name the folder: set SUITE_TASKS=others, or give --tasks others to suite run or submit",
+        ),
     ):
         with pytest.raises(
             UnknownNameError, match=rf"a task is named by its file's stem: {said}\)$"
@@ -269,7 +273,8 @@ def test_python_is_never_taken_from_the_working_folder_unasked(
     monkeypatch.chdir(tmp_path)
     assert "own" in task_paths() and "long-word" not in task_paths()
     with pytest.raises(
-        ConfigError, match=r"task 'long-word': Python is taken from .*tasks only with --tasks tasks"
+        ConfigError,
+        match=r"'long-word': Python is taken from .*tasks only if you name that folder: set SUITE_TASKS=/",
     ):
         load_task("long-word")
 

@@ -18,13 +18,14 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from suite.backbones import _sources as sources
 from suite.config.sweep import BackboneChoice
-from suite.config.trust import OPTION, trusted
+from suite.config.trust import OPTION, TRUSTED, trusted
 from suite.errors import BackboneError
 from suite.files import read_json
 
 _BESIDE = re.compile(r"\w+\.\w+")
 """A class in a file beside `config.json`. transformers also takes `owner/repo--module.Class`,
 `/folder--module.Class` and `folder/module.Class`."""
+_ELSEWHERE = f"a command without that option reads {TRUSTED}"
 
 
 def own_model_classes(raw: Mapping[str, Any]) -> list[str]:
@@ -89,7 +90,7 @@ def check_code(
             raise BackboneError(
                 f"{where}{choice.name} brings code of its own ({', '.join(classes)}), without which"
                 " its weights mean something else; read the code, then run it with"
-                f" {OPTION} {choice.name}@{shown}"
+                f" {OPTION} {choice.name}@{shown}; {_ELSEWHERE}"
             )
         return
     if not classes:
@@ -99,7 +100,7 @@ def check_code(
     if trusted().get(choice.name) != choice.revision:
         raise BackboneError(
             f"{where}{choice.name} asks to run code of its own, at {choice.revision}; allow it"
-            f" again with {OPTION} {choice.name}@{choice.revision}"
+            f" again with {OPTION} {choice.name}@{choice.revision}; {_ELSEWHERE}"
         )
     if commit != choice.revision:
         raise BackboneError(

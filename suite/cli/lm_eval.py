@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
@@ -396,4 +397,7 @@ def _sync(home: Home, tracking_uri: str | None, sweeps: Iterable[str]) -> None:
     for sweep in sorted(set(sweeps) & set(defined_sweeps(home))):
         report = sync(home, tracking_uri=resolve_uri(home, tracking_uri, write=True), sweep=sweep)
         if report.unreachable is not None:
-            put(f"MLflow is behind ({report.unreachable}); run: suite sync", err=True)
+            command = ["suite", "sync", "--home", str(home.path)]
+            if tracking_uri is not None:
+                command += ["--tracking-uri", tracking_uri]
+            put(f"MLflow is behind ({report.unreachable}); run: {shlex.join(command)}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -122,6 +123,9 @@ def _stop_here(home: Path, storage: str | None, sweep: str) -> str:
     from suite.record.folder import Home
 
     place = Home(home.resolve())
+    where = ["--home", str(home)]
+    if storage is not None:
+        where += ["--storage", storage]
     claim = None
     # With a storage the lease lies there; a home that does not exist runs nothing.
     if storage is not None:
@@ -131,7 +135,7 @@ def _stop_here(home: Path, storage: str | None, sweep: str) -> str:
     if claim is None:
         raise ConfigError(
             f"{sweep}: no driver of this sweep is running in {storage or home}; "
-            f"running ones: suite status --home {home}"
+            f"running ones: suite status {shlex.join(where)}"
         )
     # A pid means another process on another machine: never signal it.
     if not claim.is_here:
@@ -139,7 +143,7 @@ def _stop_here(home: Path, storage: str | None, sweep: str) -> str:
         if claim.job:
             how = f"suite stop {sweep} --address http://HEAD:8265"
         else:
-            how = f"suite stop {sweep} there"
+            how = f"suite stop {sweep} {shlex.join(where)}, on that machine"
         raise ConfigError(f"{sweep}: is run by {claim}, not on this machine; end it with: {how}")
     _end(claim)
     return f"stopped (process {claim.pid})"

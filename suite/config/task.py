@@ -420,11 +420,14 @@ def load_task(name: str, *, where: str = "") -> TaskConfig:
         if beside.is_file() and task_name(beside) not in paths:
             start = f"{where}: " if where else ""
             raise ConfigError(
-                f"{start}task {name!r}: Python is taken from {beside.parent} "
-                "only with --tasks tasks"
+                f"{start}task {name!r}: Python is taken from {beside.parent} only if you name "
+                f"that folder: {_NAME_FOLDER.format(beside.parent)}"
             )
         raise UnknownNameError("task", name, paths, where=where, advice=_task_advice(name))
     return load_task_file(paths[name])
+
+
+_NAME_FOLDER = "set SUITE_TASKS={0}, or give --tasks {0} to suite run or submit"
 
 
 def _task_advice(name: str) -> str:
@@ -449,7 +452,7 @@ def _advice_on_file(path: Path) -> str:
     # Another file of this name would be taken.
     if found is not None and found.samefile(path):
         return said
-    where = f"give --tasks {path.parent}"
+    where = f"name the folder: {_NAME_FOLDER.format(path.parent)}"
     # Python is never taken from the working folder.
     if path.suffix == ".yaml":
         where = f"put the file into tasks/ of the working folder or {where}"

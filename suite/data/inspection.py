@@ -224,7 +224,8 @@ def _check_sizes(rows: TaskRows, facts: Sequence[SplitFacts]) -> Finding:
     if not small:
         return Finding("ok", "splits", text)
     advice = (
-        f"fewer than {FEW_ROWS} rows of {' and '.join(small)} tell arms apart by a point at best"
+        f"fewer than {FEW_ROWS} rows of {' and '.join(small)}: one answer changes the score by "
+        "more than a point"
     )
     return Finding("warn", "splits", f"{text}; {advice}")
 

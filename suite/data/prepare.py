@@ -265,7 +265,7 @@ def _write(path: Path, features: Iterable[Features], *, where: str) -> int:
         if writer is None:
             raise DataError(
                 f"{where}: the text is too short for a single example; "
-                "lower training.max_length or raise limit"
+                "lower max_length or raise limit (of training, or of the pretrain stage)"
             )
         writer.close()
     return items

@@ -607,5 +607,5 @@ class HubSource(Source):
         layout = f"DIR/{self.data.hub}/{self.data.config}/<split>.parquet"
         return (
             f"{self.where}: {what} ({type(error).__name__}: {error}); "
-            f"connect, or give the rows as {layout} with --data-root DIR"
+            f"connect if this machine is offline, or give the rows as {layout} with --data-root DIR"
         )

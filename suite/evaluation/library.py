@@ -160,7 +160,7 @@ class Library:
         reason = short_reason(error)
         remedy = "correct it"
         if not self._is_own(request.name):
-            remedy = "connect this machine to the hub once, so that its data are in the cache"
+            remedy = "if its data are not in the cache, connect this machine to the hub once"
         return (
             f"lm-eval task {request.name}: cannot be loaded: {reason}; {remedy},"
             " or give a task file of your own with --include-path"

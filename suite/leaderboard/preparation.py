@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from suite.config.arm import Arm
-from suite.errors import ConfigError
+from suite.errors import EVERYWHERE, ConfigError
 from suite.record.cells import Trial
 from suite.record.result import PreparationRecord
 
 TOLD_APART_SINCE = 2
 """Version of a trial's record from which on it says what its method prepared."""
-WHY = "recorded before preparation was measured; train the cell again to know"
+WHY = (
+    "recorded before preparation was measured; to know it, remove the trial's folder "
+    f"({EVERYWHERE}) and run the sweep again"
+)
 
 
 def with_known_gap(trial: Trial) -> Trial:

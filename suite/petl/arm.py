@@ -210,7 +210,8 @@ def check_pair(
             f"attention {variant.name} starts from scratch: in the checkpoint of"
             f" {resolved.choice.name} its new weights mean nothing; add a pretrain stage"
             " (pretrain: ...) or take random weights"
-            f" (backbones: [{{name: {resolved.choice.name}, config: {{}}}}])"
+            f" (backbones: [{{name: {resolved.choice.name}, config: {{}}}}]; with suite trial:"
+            " --set backbone.config={})"
         )
     if petl.needs_projections and not variant.keeps_projections:
         raise IncompatibleError(
@@ -314,8 +315,8 @@ def check_arm(
         and_extra = f" and the {extra} positions of {petl.name}" if extra else ""
         raise IncompatibleError(
             f"sequences of {max_length} tokens{and_extra} exceed the backbone's {positions}"
-            " positions; set training.max_length (where a decoder writes text: and"
-            f" training.target_max_length, together) to at most {positions - extra}"
+            " positions; set max_length (of training, or of the pretrain stage; where a decoder"
+            f" writes text: and target_max_length, together) to at most {positions - extra}"
         )
 
 

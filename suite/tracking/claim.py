@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import uuid
 from pathlib import Path
 
@@ -101,10 +102,13 @@ class Claim:
         return False
 
     def _refusal(self, place: str) -> str:
-        command = f"suite sync --home {self.home.path}"
+        store = without_password(self.store.uri)
+        command = shlex.join(
+            ["suite", "sync", "--home", str(self.home.path), "--tracking-uri", store]
+        )
         return (
             f"{self.home.path}: got a copy of the home {place}, which writes to "
-            f"{without_password(self.store.uri)} under the same name ({home_id(self.home)}); "
+            f"{store} under the same name ({home_id(self.home)}); "
             "expected one of them, as each would overwrite the other's runs. "
             f"If this copy is to be a home of its own: {command} --new-id. "
             f"If it takes the other's place: {command} --take-over"

@@ -329,8 +329,8 @@ def _check_none_is_lost(here: Mapping[str, Row], rows: Sequence[Row], *, where: 
         lost = sorted(given - here.keys())
     if lost:
         raise TrackingError(
-            f"{where}: its later state, {later}'s, lacks {len(lost)} of the cells of the other, "
-            f"{lost[0]} among them: rows were taken out, or two copies of the home went on by "
+            f"{where}: {later} has the later state, and lacks {len(lost)} of the other's cells "
+            f"({lost[0]}, ...): rows were taken out, or two copies of the home went on by "
             "themselves; export all of it from one home, or run `suite sync --new-id` in one of "
             "the copies and export that again, or import into another --home"
         )

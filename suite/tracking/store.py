@@ -245,7 +245,8 @@ def writing(lock: Path) -> Iterator[None]:
             yield
     except Timeout as error:
         raise TrackingError(
-            f"{lock}: another process has been writing for {LOCK_TIMEOUT_S:.0f} s"
+            f"{lock}: another process has been writing for {LOCK_TIMEOUT_S:.0f} s; run this "
+            "again when it has ended"
         ) from error
 
 

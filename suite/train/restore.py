@@ -207,5 +207,6 @@ def _check_frozen(
         f"{folder.path}: the frozen weights of {spec.arm.backbone.name} are not those that the "
         "trial had: its files were changed, its random weights were drawn by another version "
         f"(torch then {then}, now {torch.__version__}), or what {spec.arm.method} prepared from "
-        "data is no longer in the home's cache; train the cell again"
+        f"data is no longer in the home's cache; remove the folder ({EVERYWHERE}) and run the "
+        "sweep again"
     )
