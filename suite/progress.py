@@ -100,7 +100,7 @@ class Board(Listener):
     def on_trial_retry(self, spec: TrialSpec, failure: FailureRecord) -> None:
         self._now[_key(spec)] = f"{_trial_name(spec)} again"
         self._say(
-            f"{_where(spec)}: {failure.type}: {failure.message}; going on from its last epoch "
+            f"{_where(spec)}: {failure.type}: {failure.message}; tried again "
             f"(log: {failure.log_path})"
         )
 

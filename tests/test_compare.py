@@ -210,7 +210,10 @@ def test_ranks_that_do_not_say_what_they_could_show_are_not_taken_for_those_of_o
     assert "3 seeds can show a difference of 4.0 points" in capsys.readouterr().err
     perplexity = {"higher_is_better": False, "shown_difference": 4.0, "seeds_for_point": 9}
     _say_what_ranks_rest_on([row | perplexity])
-    assert "a difference of 4.0 of perplexity; for 1 of" in capsys.readouterr().err
+    assert (
+        "a difference of 4.0 of perplexity; a difference of 1 of perplexity takes"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_ranks_rest_on_names_the_home_where_there_are_two(
@@ -532,13 +535,13 @@ def test_a_dry_run_says_what_the_sweep_will_be_able_to_show(finished: Home, tmp_
     assert found["agreement"]["basis"] == "by the spread of the finished arms of demo"
     guessed = verdict_rows(plan, Home(tmp_path))
     assert {row["basis"] for row in guessed} == {
-        "if seeds deviate by 1 point and test items by nothing (assumed)"
+        "assuming a standard deviation of 1 point between seeds, and none by test items"
     }
     (line,) = verdict_lines(guessed)
     assert line.startswith("verdicts   3 seeds can show a difference of ")
     prose = tuple(replace(cell, task=make_task(PERPLEXITY)) for cell in plan.cells)
     (line,) = verdict_lines(verdict_rows(replace(plan, cells=prose), Home(tmp_path)))
-    assert "of perplexity; " in line and "deviate by 1 of perplexity and" in line
+    assert "of perplexity; " in line and "deviation of 1 of perplexity between seeds" in line
     one = plan.config.model_copy(update={"confirm": ConfirmConfig(seeds=[1])})
     (line,) = verdict_lines(verdict_rows(replace(plan, config=one), finished))
     assert "one seed: no rank and no p-value" in line

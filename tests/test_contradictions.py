@@ -136,7 +136,7 @@ def test_a_finished_trial_that_does_not_say_what_it_was_is_named_and_not_planned
     with pytest.raises(ConfigError, match=rf"(?s)^{said}.*nothing was run; copy the file back"):
         check_records({}, home)
     _, _, err = suite("status", "--home", home.path)
-    assert said in " ".join(err.split()) and "in no count below" in err
+    assert said in " ".join(err.split()) and "not counted below" in err
     # Where it is just being handed out, nothing is lost.
     (path.parent / "result.json").unlink()
     check_records({}, home)

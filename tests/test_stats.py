@@ -331,7 +331,7 @@ def test_power_says_what_is_shown_in_four_cases_of_five() -> None:
     saturated = power_of(Spread(0.0, 0.0), seeds=3, pairs=1)
     assert (saturated.shown, saturated.seeds_for_point) == (None, None)
     assert sentence(3, None, None).startswith("scores do not vary here")
-    words = "3 seeds can show a difference of 0.8 points; for 1 point 2 seeds"
+    words = "3 seeds can show a difference of 0.8 points; a difference of 1 point takes 2 seeds"
     assert sentence(3, 0.8, 2) == words
     of_perplexity = words.replace("points", "of perplexity").replace("point", "of perplexity")
     assert sentence(3, 0.8, 2, higher_is_better=False) == of_perplexity

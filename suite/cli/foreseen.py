@@ -61,7 +61,7 @@ def _power(known: tuple[Spread, str] | None, row: dict[str, Any]) -> dict[str, A
 
     spread = Spread(ASSUMED_DEVIATION**2, 0.0)
     deviation = f"{ASSUMED_DEVIATION:g} {unit_of(row['higher_is_better'])}"
-    basis = f"if seeds deviate by {deviation} and test items by nothing (assumed)"
+    basis = f"assuming a standard deviation of {deviation} between seeds, and none by test items"
     if known is not None:
         spread, basis = known
     power = power_of(spread, seeds=row["seeds"], pairs=pairs_of(row["arms"]))

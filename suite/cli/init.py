@@ -72,8 +72,8 @@ def init(
         list[str] | None,
         typer.Option(
             metavar="FILE",
-            help="Make a task of a file of your own, CSV, TSV, JSON lines or parquet; or of "
-            "train=FILE and test=FILE, given each.",
+            help="Write a task for your own file (CSV, TSV, JSON lines, parquet). For several: "
+            "--data train=FILE --data test=FILE.",
         ),
     ] = None,
     text: Annotated[

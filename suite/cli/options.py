@@ -100,7 +100,8 @@ StorageOption: TypeAlias = Annotated[
         metavar="URL",
         envvar=variables.STORAGE,
         callback=one_storage,
-        help="Where hosts that share no disk keep what they do: s3://BUCKET/PREFIX.",
+        help="Bucket that keeps trials and results, for hosts that share no disk: "
+        "s3://BUCKET/PREFIX.",
         rich_help_panel=SELDOM,
     ),
 ]

@@ -92,7 +92,7 @@ def status(
     lost = lost_specs(place)
     if lost:
         put(
-            "\n".join(["warning: finished trials that are in no count below:", *lost, MEND_SPEC]),
+            "\n".join(["warning: these finished trials are not counted below:", *lost, MEND_SPEC]),
             err=True,
         )
     # A table per sweep for a person, one list of rows for a program.

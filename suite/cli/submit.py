@@ -19,14 +19,15 @@ import typer
 
 from suite.cli import complete, render
 from suite.cli.options import (
+    SELDOM,
     Format,
     InsecureOption,
     OptunaOption,
     RetryOption,
     SetOption,
     StorageOption,
-    TrackingOption,
     TrustOption,
+    no_password,
     search_first,
 )
 from suite.cli.render import Column, column, put
@@ -87,7 +88,17 @@ def submit(
         Path | None,
         typer.Option("--tasks", metavar="DIR", help="A folder of tasks, in the working folder."),
     ] = None,
-    tracking_uri: TrackingOption = None,
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option(
+            "--tracking-uri",
+            metavar="URI",
+            callback=no_password,
+            help="MLflow store. (default: $MLFLOW_TRACKING_URI of the head, else mlflow.db in "
+            "--home)",
+            rich_help_panel=SELDOM,
+        ),
+    ] = None,
     optuna: OptunaOption = None,
     overrides: SetOption = None,
     trust: TrustOption = None,

@@ -117,11 +117,11 @@ def sweep_text(name: str, answers: Answers, kinds: Collection[str] = ()) -> str:
         "# Made by `suite init`. What it would do and cost: suite run FILE --dry-run. "
         "Any value can also be changed on the command",
         "# line: --set search.trials=16. "
-        "All keys, with ranges: suite/config/sweep.py and training.py.",
+        "All keys, with ranges: suite/config/, sweep.py and training.py first.",
         line(f"name: {plain(name)}", "on the leaderboard; one sweep of a name in a --home"),
         "",
         "# Backbone x attention x method is an arm, arm x task a cell: "
-        "each cell gets its own search for the learning rate.",
+        "the leaderboard has a row for each cell.",
         line(
             f"backbones: {plain(answers.backbones)}",
             "suite list backbones; or a hub id, a folder, package:NAME/FOLDER",
@@ -157,7 +157,7 @@ def sweep_text(name: str, answers: Answers, kinds: Collection[str] = ()) -> str:
         line("  patience: 3", "epochs without improvement before a run ends; null = never"),
         line(
             f"  batch_size: {preset.batch_size}",
-            "examples per step over all workers; must divide by their number",
+            "examples per step over all workers; a multiple of their number",
         ),
         line("  max_length: 128", "tokens kept of an input; suite task check shows what that cuts"),
         *_lengths(kinds),
@@ -169,7 +169,7 @@ def sweep_text(name: str, answers: Answers, kinds: Collection[str] = ()) -> str:
         "resources: # of one trial; as many trials run at a time as fit",
         line(
             f"  workers: {plain(workers)}",
-            "null = a worker for each GPU of the machine, else one on CPUs",
+            "null = as many as there are GPUs, else one on CPUs",
         ),
         line(
             f"  gpus_per_worker: {plain(answers.gpus_per_worker)}", "null = 1 where there are GPUs"
@@ -207,7 +207,7 @@ def _search(preset: Preset, trials: int | None) -> list[str]:
             "  sampler: gp", "a Gaussian process, one trial after the other; or tpe, random, grid"
         ),
         # The same number for every arm, or arms with more trials would look better.
-        line(f"  trials: {budget}", "per task, and per:"),
+        line(f"  trials: {budget}", "for each task and each of what `per` names"),
         line(f"  per: {preset.per}", "method: its architectures share them; or architecture"),
         line(
             f"  choose: {preset.choose}",
@@ -224,7 +224,7 @@ def _search(preset: Preset, trials: int | None) -> list[str]:
         ),
         line(
             f"  edge_guard: {plain(preset.edge_guard)}",
-            "a curve that rises at an end of its range widens that by a decade, so often",
+            "widen an end of the range by a decade where the best rate lies, at most so often",
         ),
         line(
             f"  stop: {plain(preset.stop)}",

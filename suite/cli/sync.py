@@ -37,11 +37,13 @@ def sync(
     sweep: OnlySweepOption = None,
     take_over: Annotated[
         bool,
-        typer.Option("--take-over", help="Write in the place of another copy of this home."),
+        typer.Option(
+            "--take-over", help="Let this copy of a home replace the one that MLflow knows."
+        ),
     ] = False,
     new_id: Annotated[
         bool,
-        typer.Option("--new-id", help="Make this copy of a home one of its own for MLflow."),
+        typer.Option("--new-id", help="Give this copy of a home a name of its own in MLflow."),
     ] = False,
     verify: Annotated[
         bool,

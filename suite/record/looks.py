@@ -68,10 +68,10 @@ class Looks:
         if others:
             said.append(f"also tested with {'; '.join(others)}")
         if self.choices > 1:
-            said.append(f"its seeds are one of {self.choices} choices from those tested")
+            said.append(f"its seeds could be chosen in {self.choices} ways from those tested")
         if self.rivals:
             said.append(f"{self.rivals} of other architectures, which were chosen before")
-        return f"{self.count} test looks: {', and '.join(said)}; p counts {self.count} times"
+        return f"{self.count} test looks: {', and '.join(said)}; p is multiplied by {self.count}"
 
     def as_json(self) -> dict[str, Any]:
         """The form in which a row keeps it."""

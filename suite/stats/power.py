@@ -94,7 +94,7 @@ def sentence(
     units = "points" if unit == "point" else unit
     more = f"{POINT:g} {unit} is out of reach ({MOST_SEEDS:,} seeds would not do)"
     if seeds_for_point is not None:
-        more = f"for {POINT:g} {unit} {seeds_for_point} seeds"
+        more = f"a difference of {POINT:g} {unit} takes {seeds_for_point} seeds"
     return f"{seeds} seeds can show a difference of {shown:.1f} {units}; {more}"
 
 
