@@ -196,6 +196,7 @@ def test_whenever_the_writer_is_killed_the_last_committed_epoch_is_loaded_on_eve
     ), "never back again once committed"
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_what_was_there_just_before(cut_off: dict[str, Any]) -> None:
     for killed_there, copied_there in cut_off["left"]:
         assert killed_there == copied_there

@@ -153,6 +153,7 @@ def test_a_lane_that_diverges_ends_alone(found: Numbers) -> None:
     assert (Status.COMPLETED, Status.COMPLETED, Status.DIVERGED) in ends, ends
 
 
+@pytest.mark.slow
 def test_a_lane_records_its_share_and_says_what_is_not_known(found: Numbers) -> None:
     _, results = found[FIRST]
     train = results[0].phases["train"]

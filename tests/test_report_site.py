@@ -76,6 +76,7 @@ def test_what_others_wrote_is_text_on_the_index(home: Home, tmp_path: Path) -> N
     assert "<script>document.title" not in html and "<img" not in html and SECRET not in html
 
 
+@pytest.mark.slow
 def test_a_reader_finds_the_best_below_a_bound(home: Home, site: Path) -> None:
     browsers = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")

@@ -218,6 +218,7 @@ def test_a_database_that_is_away_is_reported_at_once_without_its_password() -> N
     assert "marked-secret" not in f"{caught.value}"
 
 
+@pytest.mark.slow
 def test_a_wrong_password_is_said_and_not_shown(database: Postgres) -> None:
     with pytest.raises(TrackingError, match="password authentication failed") as caught:
         open_store(database.uri("empty").replace(database.password, "marked-secret"))

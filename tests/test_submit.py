@@ -246,6 +246,7 @@ def test_ray_s_own_job_command_runs_the_script_suite_stop_ends_it_and_a_failure_
     assert failed.returncode == 2 and "error: " in said and "failed, exit code 2" in told
 
 
+@pytest.mark.slow
 def test_a_missing_and_a_wrong_token_are_told_apart_and_no_token_is_shown(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
