@@ -214,6 +214,7 @@ def test_a_poison_trial_is_given_up_and_stays_so_until_somebody_wants_it_tried_a
     bad, good = status(home, "toy")
     assert outcome.failed == (bad.key,) and good.done == 2, "the sweep went on"
     assert [(f.type, f.status) for f in bad.failures] == [("RankDied", "gave up")]
+    assert bad.failures[0].log_path.endswith("rank1.log")
     folder = home.trial(bad.failures[0].trial)
     assert len(folder.failures()) == 3 and len(told.retries) == 2 and told.ends.count(None) == 1
 

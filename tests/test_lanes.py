@@ -30,13 +30,7 @@ DIVERGES = 1e30
 Case = tuple[str, str]
 """Method and family."""
 FIRST: Case = ("read", "bert")
-CASES = (
-    FIRST,
-    ("lst", "bert"),
-    pytest.param(("lst", "t5"), marks=pytest.mark.slow),
-    pytest.param(("read", "t5"), marks=pytest.mark.slow),
-    pytest.param(("lst", "llama"), marks=pytest.mark.slow),
-)
+CASES = (FIRST, ("lst", "t5"), ("lst", "llama"))
 Numbers = dict[Case, tuple[list[dict[str, Any]], list[TrialResult]]]
 """Per case, what trials gave alone, and their results side by side."""
 ARCHITECTURES: dict[str, dict[str, Any]] = {"read": {"hidden": 8}, "lst": {"reduction": 2}}

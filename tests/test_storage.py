@@ -286,13 +286,6 @@ def test_a_storage_that_is_away_for_a_while_is_waited_for(
         late.stop()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "root").mkdir(mode=0o500)
-    with pytest.raises(StorageError, match="can be read and written"):
-        open_storage(tmp_path / "root").check()
-
-
 def test_a_root_that_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("a file")
     with pytest.raises(StorageError, match="can be read and written"):

@@ -164,22 +164,6 @@ def test_a_rank_that_dies_and_one_that_hangs_cost_an_attempt_each_and_no_epoch(
 
 
 @pytest.mark.slow
-def test_a_trial_that_keeps_failing_is_reported_and_the_sweep_goes_on(
-    home: Home, data_root: Path
-) -> None:
-    (home.path / "fault-kill-start").write_text("any")
-    config = toy_sweep(search={"trials": 1}, confirm={"seeds": [1]}, failures={"retries": 0})
-    outcome = run_sweep(config, home=home, data_root=data_root, trainer=FAKE)
-    assert not outcome.ok and not outcome.interrupted
-    broken, fine = status(home, "toy")
-    assert outcome.failed == (broken.key,) and fine.done == 2
-    (failure,) = broken.failures
-    assert (failure.type, failure.status) == ("RankDied", "gave up") and failure.log_path.endswith(
-        "rank1.log"
-    )
-
-
-@pytest.mark.slow
 def test_a_trials_own_end_is_a_result_and_is_not_tried_again(home: Home, data_root: Path) -> None:
     (home.path / "fault-bug").write_text("any")
     choice = {"name": "full", "learning_rate": {"low": 0.1, "high": 1.0}}
