@@ -68,22 +68,16 @@ def test_proposals_lie_in_the_range_differ_and_depend_on_study_and_seed(sampler:
         assert proposed != ask(sampler, 5, begun, seed=1)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_another_process_proposes_the_same(sampler: Sampler) -> None:
-    finished = study(sampler, 6)
+def test_another_process_proposes_the_same() -> None:
+    finished = {sampler: study(sampler, 6) for sampler in SAMPLERS}
     running = [(6, 1e-4)]
     code = (
         "import json, sys; from suite.config.space import LearningRateRange; from suite.plan.proposer import propose\n"
-        "a = json.load(sys.stdin); r = LearningRateRange(**a.pop('range'))\n"
-        "print(repr(propose('a/b', r, seed=0, startup_trials=4, **a)))"
+        "trials, a = json.load(sys.stdin); r = LearningRateRange(**a.pop('range'))\n"
+        "same = lambda s: propose('a/b', r, sampler=s, seed=0, startup_trials=4, finished=trials[s], **a)\n"
+        "print(json.dumps({sampler: same(sampler) for sampler in trials}))"
     )
-    given = {
-        "range": RANGE.model_dump(),
-        "sampler": sampler,
-        "finished": finished,
-        "running": running,
-        "number": 7,
-    }
+    given = [finished, {"range": RANGE.model_dump(), "running": running, "number": 7}]
     root = Path(__file__).parents[1]
     out = subprocess.run(
         [sys.executable, "-c", code],
@@ -93,7 +87,8 @@ def test_another_process_proposes_the_same(sampler: Sampler) -> None:
         check=True,
         cwd=root,
     )
-    assert float(out.stdout) == ask(sampler, 7, finished, running)
+    here = {sampler: ask(sampler, 7, finished[sampler], running) for sampler in SAMPLERS}
+    assert json.loads(out.stdout) == here
 
 
 def test_the_gaussian_process_finds_the_optimum() -> None:
