@@ -227,9 +227,8 @@ def test_a_trial_that_began_anew_has_a_new_run_with_its_own_curve(home: Home, en
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_driver_killed_at_any_request_doubles_no_run_and_no_point(
-    home: Home, empty_db: Path, after: bool
+    home: Home, empty_db: Path
 ) -> None:
     spec = make_spec("lora")
     result = result_of(spec)
@@ -239,7 +238,7 @@ def test_a_driver_killed_at_any_request_doubles_no_run_and_no_point(
         commit(home, spec, result.epochs[:1])
         live_sync(home, spec)
         commit(home, spec, result.epochs[1:])
-        store = FailingStore(open_store(home.tracking_uri), at, after=after)
+        store = FailingStore(open_store(home.tracking_uri), at)
         syncer = Syncer(home, store)
         cut = syncer.run(live=live).unreachable
         if cut is None:
@@ -251,7 +250,7 @@ def test_a_driver_killed_at_any_request_doubles_no_run_and_no_point(
         assert state_of(home, spec) == ("FINISHED", [1, 2])
         assert_each_once(home.tracking_uri, home)
         if cut is None:
-            assert at > 3
+            assert at >= 7, at
             return
         shutil.rmtree(folder)
         for path in home.path.glob("mlflow.db*"):
