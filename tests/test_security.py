@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from suite.cluster.access import make_token
+from suite.cluster.access import make_token, require_token
 from suite.cluster.session import worker_environment
 from suite.errors import ConfigError, ResourceError, TrackingError
 from suite.record.folder import Home
@@ -394,6 +394,16 @@ def test_the_token_file_is_for_its_user_alone(
     token.chmod(0o644)  # as Ray makes it
     make_token()
     assert (token.read_text(), token.stat().st_mode & 0o777) == (made, 0o600)
+
+
+def test_a_mode_that_shows_no_token_is_named_and_not_the_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("suite.cluster.access.asks_for_token", lambda _address: True)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "some-token")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(ResourceError, match="RAY_AUTH_MODE is 'disabled' here; unset it"):
+        require_token("10.0.0.1:6379")
 
 
 def test_a_home_of_somebody_else_is_refused_where_everybody_may_write(tmp_path: Path) -> None:
