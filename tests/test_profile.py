@@ -317,13 +317,36 @@ def test_arms_are_measured_and_those_that_do_not_go_together_say_why(
     assert "projections" in str(incompatible.reason)
 
 
+@pytest.mark.slow
 def test_an_arm_that_cannot_fit_is_not_tried_and_the_others_are(
     measured: list[ArmProfile],
 ) -> None:
     first, _, _, large = measured
     assert (first.status, large.status) == ("ok", "oom")
-    assert "needs about" in str(large.reason) and "GiB are free" in str(large.reason)
     assert large.time is None
+
+
+def test_an_arm_that_cannot_fit_is_told_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = Setting(**SHORT)
+    (arm,) = arms_of("t5", ["full"])
+    needed = estimate(arm, shapes).memory.peak_bytes
+    monkeypatch.setattr(peak, "free_bytes", lambda setting: needed - 1)
+    (large,) = measure([arm], shapes).arms
+    assert large.status == "oom" and large.time is None
+    assert "needs about" in str(large.reason) and "a smaller --micro-batch" in str(large.reason)
+
+
+def test_a_model_that_cannot_fit_whole_is_not_told_to_use_more_ranks() -> None:
+    shapes = Setting(**SHORT)
+    (record,) = estimate_only(arms_of("t5", ["full"]), shapes).arms
+    assert record.estimate is not None and record.total_parameters is not None
+    # As many ranks would leave each of them.
+    memory = record.estimate.memory.model_copy(update={"peak_bytes": 1})
+    small = record.estimate.model_copy(update={"memory": memory})
+    each = profile_run.Findings(record.model_copy(update={"estimate": small}))
+    profile_run._refuse_too_large(each, shapes, record.total_parameters * 4 - 1)
+    assert each.record.status == "oom" and "--ranks" not in str(each.record.reason)
+    assert "the whole model needs about" in str(each.record.reason)
 
 
 @pytest.mark.slow
