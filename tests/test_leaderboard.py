@@ -215,6 +215,8 @@ def test_trials_beyond_a_lowered_budget_or_of_an_edited_task_do_not_count(home: 
     write_definition(home, ["lora"], ["agreement"], trials=2, seeds=[1, 2])
     row = only_row(home)
     assert (row.search_trials, row.learning_rate, row.status) == (2, RATES[1], "partial")
+    (report,) = cell_reports(home, "demo")
+    assert report.left_out == 2 and report.notes[-1].startswith("search trials left out: 2, beyond")
     plan = read_plan(home, "demo")
     (cell,) = plan.cells
     edited = replace(cell, task=cell.task.model_copy(update={"version": 2}))
@@ -222,6 +224,11 @@ def test_trials_beyond_a_lowered_budget_or_of_an_edited_task_do_not_count(home: 
         store_definition(changed, home)
         (row,) = sweep_rows(home, "demo")
         assert (row.search_trials, row.status) == (0, "searching")
+        (report,) = cell_reports(home, "demo")
+        assert report.left_out == 4
+    write_definition(home, ["lora"], ["agreement"], trials=4, seeds=[1, 2])
+    (report,) = cell_reports(home, "demo")
+    assert report.left_out == 0 and "left out" not in " ".join(report.notes)
 
 
 def end(home: Home, *specs: TrialSpec, status: Status = Status.COMPLETED) -> None:

@@ -59,6 +59,7 @@ class CellState:
         searching: Its study, which the cells of other architectures may share.
         confirm: Confirm runs by learning rate, batch size and seed.
         set_aside: Confirm runs with a test score whose seeds the sweep no longer names.
+        unplanned: How many of its search trials have ended and are none of this plan's.
         logged: Sets of confirm runs that the cell had when the sweep's seeds changed.
     """
 
@@ -69,6 +70,7 @@ class CellState:
     contest: Contest | None = field(default=None, repr=False, compare=False)
     confirm: dict[tuple[float, int, int], Trial] = field(default_factory=dict)
     set_aside: list[Trial] = field(default_factory=list)
+    unplanned: int = 0
     logged: Sequence[RunSet] = ()
 
     def add(self, trial: Trial) -> None:
@@ -116,6 +118,14 @@ class CellState:
         """Its own search trials that count, by number: not those beyond a lowered budget."""
         key = self.cell.arm.key
         return [trial for trial in self.searching.counted if trial.spec.arm.key == key]
+
+    @property
+    def left_out(self) -> int:
+        """Its search trials that have ended and count in no figure.
+
+        They lie beyond the budget or the range of now, or belong to an earlier definition.
+        """
+        return self.unplanned + len(ended(self.search.values())) - len(ended(self.searched))
 
     @property
     def trials(self) -> list[Trial]:
@@ -449,6 +459,8 @@ def make_states(
                 # Its test score was seen all the same, and the row says so.
                 if plan.leaves_out(cell, trial):
                     state.set_aside.append(trial)
+                elif trial.spec.phase is Phase.SEARCH and trial.result is not None:
+                    state.unplanned += 1
                 continue
             # A driver remembers every trial for as long as it runs, so it keeps the outcome alone.
             if outcomes:

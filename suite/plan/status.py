@@ -63,6 +63,7 @@ class CellReport:
         pruned: Search trials that were ended early; they are no failures.
         extensions: Decades by which the edge guard lengthened the range.
         saved_trials: Search trials that the stop rule saved.
+        left_out: Search trials that have ended and count in no figure.
         edge: Whether scores of an ended study may still rise beyond an end of its range.
         workers: Workers of each of its trials, as planned.
         own_code: Commit of the code that the backbone's checkpoint brings; None = only that of the
@@ -104,6 +105,7 @@ class CellReport:
     contest: str | None = None
     best_utility: float | None = None
     interrupted: int = 0
+    left_out: int = 0
 
     @property
     def done(self) -> int:
@@ -129,6 +131,11 @@ class CellReport:
             notes.append(f"range + {self.extensions} {unit}")
         if self.edge:
             notes.append("scores may still rise at the edge")
+        if self.left_out:
+            notes.append(
+                f"search trials left out: {self.left_out}, beyond the budget or range of now or of "
+                "an earlier definition"
+            )
         if self.own_code is not None:
             notes.append(f"runs code of its checkpoint, {self.own_code}")
         return notes
@@ -252,6 +259,7 @@ def cell_status(state: CellState) -> CellReport:
         contest=state.cell.contest,
         best_utility=best_utility,
         interrupted=sum(_interrupted(trial) for trial in trials),
+        left_out=study["left_out"],
     )
 
 
@@ -267,6 +275,7 @@ def study_facts(state: CellState) -> dict[str, Any]:
         "ended": study.ended,
         "budget": study.budget,
         "trials": len(trials),
+        "left_out": state.left_out,
         "saved_trials": study.saved_trials,
         "low": study.searched.low,
         "high": study.searched.high,
