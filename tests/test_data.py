@@ -541,7 +541,7 @@ def test_an_unreachable_hub_is_reported_at_once_and_names_the_data_root(
     of = task()
     with pytest.raises(
         DataError,
-        match=r"someone/pairs \(default\) on the hub: the hub cannot be reached .*--data-root DIR",
+        match=r"someone/pairs \(default\) on the hub: the hub cannot be reached or refuses .*--data-root DIR",
     ):
         prepare(of, objective(of), limit=LimitConfig(), data_root=None, cache=tmp_path)
     assert not list(tmp_path.rglob("*.arrow"))

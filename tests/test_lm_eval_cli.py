@@ -225,6 +225,7 @@ def test_what_a_cell_started_from_stands_beside_the_papers_number(
         ),
         (("--sweep", "letter"), "unknown sweep 'letter'; did you mean letters?"),
         ((), "got no model, expected one of CELL, DIR, --sweep NAME and --backbone B"),
+        (("./exportd",), "./exportd: no such folder"),
         (("letters:full", "--backbone", "gpt2"), "got CELL or DIR and --backbone"),
         (("--backbone", "minilm"), "backbone minilm is an encoder"),
         (("--backbone", "gpt2", "--device", "cuda:99"), "--device cuda:99: "),

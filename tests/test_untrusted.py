@@ -320,6 +320,9 @@ def test_imported_results_have_an_end(tmp_path: Path) -> None:
         ("a: " + "9" * 900_000, "a number of 900,000 digits"),
         ("a: [" + "1," * 100_001 + "]", "more than 100,000 keys and values"),
         ("? {a: 1}\n: 2", "is not text"),
+        ("a,b\n1,2", "expected YAML of keys and values, got plain text"),
+        ("- a", "got a list"),
+        ("# to be written", "got nothing"),
     ],
     ids=lambda given: repr(given[:20]),
 )

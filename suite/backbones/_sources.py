@@ -103,8 +103,8 @@ def hub_folder(
         reason = str(error).splitlines()[0]
         raise HubUnreachableError(
             f"{where}{repo} (revision {revision}) is not in the local cache and the hub cannot be"
-            f" reached ({reason}); give a folder path instead, or fill the cache on a machine with"
-            " network and set HF_HOME to it"
+            f" reached or refuses ({reason}); give a folder path instead, or fill the cache on a"
+            " machine with network and set HF_HOME to it"
         ) from error
 
 

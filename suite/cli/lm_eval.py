@@ -138,6 +138,9 @@ def lm_eval(
         got = " and ".join(given) or "no model"
         raise ConfigError(f"got {got}, expected one of CELL, DIR, --sweep NAME and --backbone B")
     exported = what is not None and Path(what).is_dir()
+    # No cell has such a name, and the home would be searched for it.
+    if what is not None and not exported and what.startswith(("/", "./", "../", "~")):
+        raise ConfigError(f"{what}: no such folder; expected one that `suite export` wrote")
     if sweep is not None and (backbone is not None or exported):
         raise ConfigError(
             f"--sweep {sweep}: means the confirmed runs of that sweep, and --backbone or DIR means"

@@ -146,8 +146,19 @@ def parse_yaml(text: str, *, where: str) -> tuple[dict[str, Any], Lines]:
     """
     data, node = _compose(text, where=where, what=FILE)
     if not isinstance(data, dict):
-        raise ConfigError(f"{where}: expected keys and values, got {type(data).__name__}")
+        raise ConfigError(
+            f"{where}: expected YAML of keys and values, got {_kind(data)}; is this the right file?"
+        )
     return data, _lines(node)
+
+
+def _kind(data: object) -> str:
+    """What YAML that holds no keys is called: to YAML, any file of words is a text."""
+    if data is None:
+        return "nothing"
+    if isinstance(data, list):
+        return "a list"
+    return "plain text"
 
 
 def _compose(text: str, *, where: str, what: str) -> tuple[Any, yaml.Node | None]:

@@ -596,9 +596,9 @@ class HubSource(Source):
             raise DataError(
                 f"{self.where}: the hub has no such data set or no revision {revision!r}: {error}"
             ) from error
-        # offline mode, name resolution, proxies, time-outs: all mean that it cannot be had
+        # offline mode, name resolution, proxies, time-outs, a hub that is busy: it cannot be had
         except Exception as error:
-            raise DataError(self._advice("the hub cannot be reached", error)) from error
+            raise DataError(self._advice("the hub cannot be reached or refuses", error)) from error
         return info.sha or revision
 
     def _advice(self, what: str, error: Exception) -> str:
