@@ -515,12 +515,54 @@ def test_another_sweep_of_the_same_name_is_refused(
     assert "another --home" in str(raised.value)
 
 
-def test_an_edited_task_file_is_another_sweep(home: Home, tmp_path: Path) -> None:
-    store_definition(planned(), home)
+@pytest.mark.parametrize(
+    ("was", "now", "key"), [("accuracy", "f1", "metrics"), ("a toy", "ours", "description")]
+)
+def test_an_edited_task_file_is_another_sweep(
+    home: Home, tmp_path: Path, was: str, now: str, key: str
+) -> None:
+    plan = planned()
+    store_definition(plan, home)
     path = tmp_path / "user" / "tasks" / "toy.yaml"
-    path.write_text(path.read_text().replace("accuracy", "f1"))
-    with pytest.raises(SweepConflictError, match=r"tasks/toy\.yaml: metrics"):
-        check_definition(planned(), home)
+    path.write_text(path.read_text().replace(was, now))
+    edited = planned()
+    with pytest.raises(SweepConflictError, match=rf"tasks/toy\.yaml: {key}"):
+        check_definition(edited, home)
+    assert edited.cells[0].task != plan.cells[0].task, "no earlier trial would count"
+
+
+def test_a_sweep_over_files_that_were_moved_goes_on_where_they_lie_now(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = tmp_path / "user"
+    rows = "".join(f"text {n},{n % 2}\n" for n in range(60))
+    (user / "tasks" / "rows.csv").write_text(f"text,label\n{rows}")
+    task = user / "tasks" / "toy.yaml"
+    text = task.read_text().replace("hub: toy/words", "files: rows.csv")
+    task.write_text(text.replace("splits: {rule: named, test: test}\n", ""))
+    plan = planned(methods=["full"])
+    store_definition(plan, home)
+    queue = TrialQueue(plan, home, slots=2)
+    ran = run_all(queue, home, at_most=2)
+    begun = queue.next()
+    assert begun is not None
+    moved = tmp_path / "moved"
+    user.rename(moved)
+    monkeypatch.setenv("SUITE_PATH", str(moved))
+    again = planned(methods=["full"])
+    check_definition(again, home)
+    store_definition(again, home)
+    (report,) = status(home, "toy")
+    assert (report.done, report.left_out) == (2, 0)
+    queue = TrialQueue(again, home, slots=2)
+    taken_up = queue.next()
+    assert taken_up is not None and taken_up.hash == begun.hash
+    assert f'"{moved}/tasks"' in taken_up.model_dump_json()
+    finish(home, taken_up, score_of(taken_up, 3))
+    queue.ended(taken_up)
+    rest = run_all(queue, home)
+    assert len({spec.hash for spec in (*ran, taken_up, *rest)}) == 7
+    assert not {spec.hash for spec in ran} & {spec.hash for spec in rest}
 
 
 RANKS = "architectures:\n" + "".join(f"  - {{rank: {r}, alpha: {r}.0}}\n" for r in (16, 8))

@@ -462,6 +462,10 @@ def make_states(
                 elif trial.spec.phase is Phase.SEARCH and trial.result is not None:
                     state.unplanned += 1
                 continue
+            # Files that were moved are the same data, and only the plan knows where they lie now.
+            if trial.spec.task != cell.task:
+                moved = trial.spec.model_copy(update={"task": cell.task})
+                trial = replace(trial, spec=moved)
             # A driver remembers every trial for as long as it runs, so it keeps the outcome alone.
             if outcomes:
                 trial = trial.outcome()

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +304,8 @@ def _changes(old: Plan, new: Plan) -> list[str]:
     """Give one line for every key that may not change and did: `key: old -> new`."""
     before = old.config.model_dump(mode="json")
     after = new.config.model_dump(mode="json")
-    lines = _scalar_changes(before, after)
+    # The axes are compared entry by entry below.
+    lines = _scalar_changes(before, after, free=(*FREE, *AXES))
     for axis in AXES:
         # In canonical form, because the order of an entry's keys says nothing.
         stay = {canonical_json(entry) for entry in after[axis]}
@@ -405,21 +406,18 @@ def _model_changes(old: Strict, new: Strict) -> list[str]:
     return _scalar_changes(before, after)
 
 
-def _scalar_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def _scalar_changes(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, free: Sequence[str] = ()
+) -> list[str]:
     before = _flat(old)
     after = _flat(new)
     changed = []
     for key in sorted(before.keys() | after.keys()):
         was = _show(before, key)
         now = _show(after, key)
-        if was != now and not _is_free(key):
+        if was != now and not any(key == name or key.startswith(f"{name}.") for name in free):
             changed.append(f"{key}: {was} -> {now}")
     return changed
-
-
-def _is_free(key: str) -> bool:
-    # The axes are compared entry by entry in `_changes`.
-    return any(key == free or key.startswith(f"{free}.") for free in (*FREE, *AXES))
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
