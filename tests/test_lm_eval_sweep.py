@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from suite.cluster.session import cluster
 from suite.config.lm_eval import LmEvalConfig, parse_requests
 from suite.config.sweep import SweepConfig
-from suite.errors import ConfigError, IncompatibleError
+from suite.errors import ConfigError, IncompatibleError, StorageError
 from suite.evaluation.harness import settings_of
 from suite.evaluation.library import Library
 from suite.plan.resources import Layout
@@ -23,6 +23,7 @@ from suite.record.cells import Trial
 from suite.record.folder import Home
 from suite.record.lm_eval import FILE, Evaluation, TaskScores, add_evaluation, read_record
 from suite.record.spec import Phase
+from suite.storage.mirror import Mirror
 from suite.storage.workspace import Workspace
 from suite.tune import measure
 from suite.tune.driver import run_sweep
@@ -124,6 +125,35 @@ def test_a_measurement_that_hangs_ends_at_the_deadline_of_all_tasks_and_says_so(
         str(trial.folder.path): "no answer within 50 s a task (timeouts.epoch_s)"
         for trial in trials
     }
+
+
+class AnsweringRay(HangingRay):
+    """Every task of it has ended, and measured all."""
+
+    def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        return references, []
+
+    def get(self, reference: Any, timeout: float) -> dict[str, str]:
+        return {}
+
+
+def test_a_storage_that_is_away_leaves_what_was_measured_to_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: Mirror, path: Path) -> None:
+        raise StorageError("s3://bucket: no answer")
+
+    monkeypatch.setattr(measure, "ray", AnsweringRay())
+    monkeypatch.setattr(Mirror, "fetch_file", away)
+    config = sweep(write_lm_tasks(tmp_path / "lm", count=6))
+    home = Home(tmp_path / "runs")
+    specs = [make_spec("full", seed=seed) for seed in (1, 2)]
+    trials = [Trial(home.trial(spec), spec, make_result(spec)) for spec in specs]
+    plan: Any = SimpleNamespace(config=config)
+    states: Any = {"cell": SimpleNamespace(confirmed=trials)}
+    settings = RunSettings(Workspace(home), Layout(1, 1.0, 0.0, 1), config.timeouts)
+    failed = measure.measure_confirmed(plan, states, settings)
+    assert failed == {str(trial.folder.path): "s3://bucket: no answer" for trial in trials}
 
 
 @pytest.mark.parametrize(

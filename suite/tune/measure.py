@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 
 from suite.config.lm_eval import LmEvalConfig, Request, parse_requests
-from suite.errors import ConfigError
+from suite.errors import ConfigError, StorageError
 from suite.evaluation.library import Library
 from suite.plan.cell_state import CellState
 from suite.plan.plan import Plan
@@ -127,7 +127,11 @@ def measure_confirmed(
         for reference in ready:
             job = waiting.pop(reference)
             failed |= _outcome(reference, job)
-            mirror.fetch_file(job.folder / FILE)
+            try:
+                mirror.fetch_file(job.folder / FILE)
+            # What was measured lies there, and the next run or `suite sync` fetches it.
+            except (StorageError, OSError) as error:
+                failed[str(job.folder)] = str(error)
     why = f"no answer within {settings.timeouts.epoch_s:g} s a task (timeouts.epoch_s)"
     for reference, job in waiting.items():
         ray.cancel(reference, force=True)
