@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
 import yaml
 from rich.console import Console
@@ -207,7 +208,7 @@ def test_a_dry_run_refuses_a_store_that_the_run_refuses(
 def test_a_dry_run_needs_no_network_and_says_what_it_could_not_check(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     # Another test of this process may have been told so already.
     loading._say_once.cache_clear()
     sweep = tmp_path / "far.yaml"
@@ -311,6 +312,16 @@ def test_the_exit_code_says_how_a_sweep_ended(
     ended, out, err = suite("run", "quickstart", "--home", "h")
     assert (ended, out) == (code, "")
     assert said in err
+
+
+def test_the_hint_for_a_report_names_the_store_that_has_the_rows(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("suite.tune.driver.run_sweep", lambda *_, **__: Outcome(4, ()))
+    store = f"sqlite:///{tmp_path}/elsewhere.db"
+    _, _, err = suite("run", "quickstart", "--home", "h", "--tracking-uri", store)
+    assert f"suite report --home h --sweep quickstart --tracking-uri {store}" in err
 
 
 def test_a_sweep_without_tracking_ends_in_a_line_that_says_so_and_in_code_1(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from suite.cli.estimate import estimate
@@ -235,7 +236,7 @@ def test_a_papers_sweep_is_planned_and_estimated_without_network(
     search: int,
     confirm: int,
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     code, out, _ = suite("run", sweep, "--dry-run", "--home", tmp_path / "h", "--format", "json")
     cost = json.loads(out)["cost"]
     assert code == 0

@@ -254,6 +254,10 @@ def _say_how_it_ended(
 ) -> None:
     """Say what went wrong, or what to type next; exit with 1 if anything has no result."""
     here = shlex.join([*asked.home_option, "--sweep", config.name])
+    # A home whose runs lie in another store has no database of its own to read.
+    store = ""
+    if asked.tracking_uri is not None:
+        store = f" {shlex.join(['--tracking-uri', asked.tracking_uri])}"
     # A set, because cells may share a pretrain run.
     given_up = set()
     for cell in outcome.cells:
@@ -290,7 +294,7 @@ def _say_how_it_ended(
     if outcome.failed or not all_worked:
         raise typer.Exit(1)
     hints = {
-        f"suite report {here}": "one page with all of it, to send to others",
+        f"suite report {here}{store}": "one page with all of it, to send to others",
         f"suite compare --all-pairs {here}": "which differences the seeds can show",
         "suite init my-sweep.yaml": "a sweep of your own, also on your own data",
     }
