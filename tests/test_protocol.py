@@ -24,7 +24,7 @@ from suite.record.cells import Trial
 from suite.record.folder import Home
 from suite.record.result import Status
 from suite.record.spec import Phase, TrialSpec
-from tests.commands import suite
+from tests.commands import Suite, suite
 from tests.fake_trainer import score_of
 from tests.records import cell_rows, make_result, write_trial
 from tests.sweeps import chosen, decided, finish, run_all, toy_roots, toy_sweep
@@ -226,6 +226,15 @@ def test_what_was_chosen_from_the_same_trials_stays_chosen_in_another_version(ho
         assert state.chosen_setting is not None
         chosen = state.chosen_setting.learning_rate
         assert (chosen == 1e-4) is stays, "the searches' trials ended at 1 s"
+
+
+def test_what_is_said_of_one_architecture_names_it(home: Home, suite: Suite) -> None:
+    store_definition(contest(tasks=["toy"]), home)
+    run_all(TrialQueue(contest(tasks=["toy"]), home, slots=1), home)
+    store_definition(contest(tasks=["toy"], search={"trials": 1}), home)
+    _, out, _ = suite("status", "--home", home.path)
+    said = [line for line in out.splitlines() if "search trials left out: 1, beyond" in line]
+    assert len(set(said)) == 3 and all("rank=" in line for line in said)
 
 
 def test_a_contest_waits_for_its_last_study_and_says_so(home: Home) -> None:

@@ -135,22 +135,23 @@ def _show(home: Home, name: str, fmt: Format, storage: str | None) -> None:
         state = "done"
     title = f"sweep {name}: {state}, {done} of {total} trials done"
     render.render(rows, _columns(rows), fmt, title=title)
-    _show_studies(_rows(name, cells, runs=running is not None))
+    _show_studies(cells)
     _show_pretrains(rows)
     _show_failures(rows)
 
 
-def _show_studies(rows: list[dict[str, Any]]) -> None:
+def _show_studies(cells: Sequence[CellReport]) -> None:
     """Print a line per cell whose study is not just its budget: extended, ended early, pruned."""
     lines: dict[str, None] = {}  # architectures that share a study say the same
-    for row in rows:
-        if not row["notes"]:
+    for cell in cells:
+        if not cell.notes:
             continue
-        name = row["method"]
-        # Where architectures compete, the method alone does not tell them apart.
-        if row["waits_for"]:
-            name += f" {render.settings(row['architecture'])}"
-        lines[f"  {name} on {row['task']}: {'; '.join(row['notes'])}"] = None
+        name = cell.method
+        # The rest is about the study; these are about one of the architectures that may share it.
+        own = cell.waits_for or cell.pruned or cell.interrupted or cell.left_out
+        if cell.contest is not None and own:
+            name += f" {render.settings(cell.architecture)}"
+        lines[f"  {name} on {cell.task}: {'; '.join(cell.notes)}"] = None
     if lines:
         put("\nstudies:")
     for line in lines:

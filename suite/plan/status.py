@@ -179,7 +179,6 @@ def _joined(group: Sequence[CellReport]) -> CellReport:
         left=sum(report.left for report in group),
         total=sum(report.total for report in group),
         failures=tuple(failures),
-        interrupted=sum(report.interrupted for report in group),
     )
 
 
