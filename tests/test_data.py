@@ -155,6 +155,18 @@ def test_half_of_one_validation_row_is_an_empty_split() -> None:
         plan_splits(SplitConfig(), {"train": 10, "validation": 1}, LimitConfig(), where="t")
 
 
+def test_a_group_larger_than_a_half_is_told_as_the_reason() -> None:
+    groups = {"train": np.arange(400), "validation": np.zeros(100, dtype=np.int64)}
+    with pytest.raises(DataError, match="no group fits into half of its rows; use other splits"):
+        plan_splits(
+            SplitConfig(),
+            {"train": 400, "validation": 100},
+            LimitConfig(),
+            where="t",
+            groups=groups,
+        )
+
+
 def test_groups_that_do_not_fit_are_told_as_the_reason() -> None:
     groups = {"train": np.repeat(np.arange(4), 100)}
     with pytest.raises(DataError, match=r"no group fits into the 80 rows of splits\.held_out"):

@@ -62,11 +62,14 @@ def plan_splits(
     for name, part in parts.items():
         if not len(part.rows):
             advice = "use other splits"
-            if len(np.unique(groups[part.source])) < sizes[part.source]:
+            grouped = len(np.unique(groups[part.source])) < sizes[part.source]
+            if grouped and part.source == config.train:
                 advice = (
                     f"no group fits into the {config.held_out:,} rows of splits.held_out; raise "
                     "it, or use other splits"
                 )
+            elif grouped:
+                advice = "no group fits into half of its rows; use other splits"
             raise DataError(
                 f"{where}: split {name!r} is empty (from {part.source!r} with "
                 f"{sizes[part.source]:,} rows); {advice}"
