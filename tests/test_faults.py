@@ -46,10 +46,11 @@ from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.train.failure import is_infrastructure, status_of
-from suite.tune.breaker import CircuitBreaker
+from suite.tune.breaker import MID_WORK, CircuitBreaker
 from suite.tune.callback import SweepCallback
 from suite.tune.driver import run_sweep
 from suite.tune.group import GroupFailureError, RunSettings
+from suite.tune.rank import Rank
 from suite.tune.searcher import SweepSearcher
 from suite.tune.trainable import TrialTrainable
 from tests.fake_trainer import all_calls
@@ -446,6 +447,7 @@ def test_only_different_trials_that_fail_alike_without_progress_in_between_count
         losses.failed(trial, record("Timeout", "epoch: no answer from rank [0] within 4 s"))
         for trial in "abc"
     )
+    assert all(hasattr(Rank, name) for name in MID_WORK), "messages begin with these names"
     joins = [
         losses.failed(trial, record("Timeout", "join: no answer from rank [0] within 4 s"))
         for trial in "ab"

@@ -30,11 +30,11 @@ from suite.record.folder import RESULT, Home, TrialFolder
 from suite.record.lm_eval import FILE as LM_EVAL
 from suite.record.looks import names as names_of_looks
 from suite.record.references import printed
-from suite.record.spec import RECIPE, RECIPES
+from suite.record.spec import RECIPE_NUMBERS
 from suite.storage.identity import home_id
 
 # This is part of every row's digest, so rows of another format never hold.
-FORMAT = short_hash([8, NAMES, RECIPE, RECIPES])
+FORMAT = short_hash([8, NAMES, RECIPE_NUMBERS])
 """The format of the rows. Raise the number when a field is computed in another way.
 
 All rows are then made again.

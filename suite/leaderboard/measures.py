@@ -9,11 +9,8 @@ from statistics import fmean, stdev, variance
 from typing import Any
 
 from suite.meters.record import ESTIMATE, PhaseRecord
-from suite.record.result import TrialResult
+from suite.record.result import MADE_BEFORE, TrialResult
 from suite.stats.significance import two_sided
-
-MADE_BEFORE = ("prepare", "states")
-"""Phases of a trial that others have use of: a search pays for them once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from suite.leaderboard.choice import (
 from suite.leaderboard.costs import MIXED, mean_reason, with_energy_to_target, with_selection_cost
 from suite.leaderboard.fields import (
     COLUMNS,
+    FIELDS,
     NOT_VERIFIABLE,
     Average,
     Kind,
@@ -53,12 +54,11 @@ AVERAGED = averaged(Average.MEAN, Average.SCORE)
 _averaged = attrgetter(*AVERAGED)
 _columns = attrgetter(*COLUMNS)
 """These two read all columns of a row at once; a call for each would double the time of a table."""
-ENERGIES = (
-    "energy_kwh",
-    "prepare_energy_kwh",
-    "energy_to_target_kwh",
-    "search_energy_kwh",
-    "selection_energy_kwh",
+# Whatever an arm does on several tasks, its pretrain run is one, with one source.
+ENERGIES = tuple(
+    field.name
+    for field in FIELDS
+    if field.unit == "kWh" and field.name in AVERAGED and field.name != "pretrain_energy_kwh"
 )
 """What a mean row lacks where the energy of some tasks was measured and that of others estimated.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, floor, isclose
+from math import ceil, isclose
 from pathlib import Path
 
 from suite.config.sweep import ResourceConfig, SweepConfig
@@ -117,11 +117,6 @@ class Layout:
             # A rank computes on one GPU, however many it has reserved.
             return 1.0
         return max(self.gpus - CONTEXT_FRAC, self.gpus / 2)
-
-    @property
-    def threads(self) -> int:
-        """CPU threads per worker."""
-        return max(1, floor(self.cpus))
 
     def room_on(self, nodes: Sequence[Node]) -> Capacity:
         """The capacity of some nodes for workers of this size."""

@@ -61,6 +61,8 @@ PRETRAINED = "pretrained"
 PARTS = ("trials", "sweeps", PRETRAINED)
 """Folders of a home that hold what cannot be made again without training."""
 DATABASE = "mlflow.db"
+SIDE_FILES = ("-wal", "-shm", "-journal")
+"""Suffixes of the files that sqlite keeps beside a database."""
 
 
 def read_record(path: Path, kind: type[M]) -> M | None:

@@ -133,6 +133,14 @@ class PretrainRecord(Record):
     weights_sha256: str
 
 
+PREPARE_PHASE = "prepare"
+"""Phase in which a method prepares weights from training data."""
+STATES_PHASE = "states"
+"""Phase in which frozen stacks make the states that are kept."""
+MADE_BEFORE = (PREPARE_PHASE, STATES_PHASE)
+"""Phases of a trial that others have use of: a search pays for them once."""
+
+
 class PreparationRecord(Record):
     """What was computed from the data before step 0, and what that cost.
 

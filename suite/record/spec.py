@@ -32,6 +32,8 @@ RECIPES = {"lst": 3, "peft:osf": 3}
 # 3: it leaves the task head alone, as OSF does, which adapts all maps by default.
 ALL_LINEAR = 3
 """The number of every method of peft with `target_modules: all-linear`."""
+RECIPE_NUMBERS = (RECIPE, RECIPES, ALL_LINEAR)
+"""All of them, for what is kept of results and must not outlive a change."""
 
 
 def cell_key(arm: str, task: str) -> str:

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from suite.config.names import why_not
 from suite.errors import StorageError
-from suite.record.folder import DATABASE, Home
+from suite.record.folder import DATABASE, SIDE_FILES, Home
 from suite.storage.urls import open_storage
 
 SHARED = "storage"
@@ -105,7 +105,7 @@ def renew_unused(home: Home) -> str:
     with FileLock(home.tracking_lock):
         old = home_id(home)
         # It holds the same runs under the old name, and the leaderboard would show both.
-        for suffix in ("", "-wal", "-shm"):
+        for suffix in ("", *SIDE_FILES):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(f"{home.path / DATABASE}{suffix}", f"{set_aside(home, old)}{suffix}")
         _tokens_path(home).unlink(missing_ok=True)

@@ -23,13 +23,12 @@ from sqlalchemy.pool import NullPool, Pool
 
 from suite.errors import TrackingError
 from suite.files import replacing, sqlite_uri
+from suite.record.folder import SIDE_FILES
 from suite.storage.databases import check_local, for_mlflow
 
 log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 120.0
-SIDE_FILES = ("-wal", "-shm", "-journal")
-"""Suffixes of the files that sqlite keeps beside a database."""
 FILLED_BY_MLFLOW = ("alembic_version", "workspaces")
 """Tables that have a row although nothing was tracked yet."""
 SCHEMA_LOCK = 5_217_340_991_245

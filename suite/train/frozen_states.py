@@ -38,7 +38,7 @@ from suite.errors import IncompatibleError
 from suite.files import replacing
 from suite.meters import PhaseMeter
 from suite.petl._frozen import GivenPass, StackStates, frozen_states
-from suite.record.result import PreparationRecord
+from suite.record.result import STATES_PHASE, PreparationRecord
 from suite.record.spec import TrialSpec
 from suite.train.batches import read_rows
 from suite.train.fingerprint import frozen_fingerprint
@@ -58,7 +58,6 @@ FORMAT = 1
 """Raise this number when the files change, or what they hold is computed otherwise."""
 BLOCK_ROWS = 32
 """Rows that are computed together (ours)."""
-PHASE = "states"
 STATES_COME_FROM = {"backbone", "attention", "pretrain", "code"}
 """What of an arm decides over its states; the code is that of the user's own files."""
 ALIGNED_BYTES = 8
@@ -295,7 +294,7 @@ def keep_states(
             blocks = _blocks(objective, data, places)
             _write(temporary, model, blocks, layouts, places, device=device, meter=meter)
 
-        record = once(folder, write, phase=PHASE, trial=spec.hash, meter=meter)
+        record = once(folder, write, phase=STATES_PHASE, trial=spec.hash, meter=meter)
         states = open_states()
         if not all_agree(states is not None):
             raise OSError(f"{folder}: gone, or damaged, as soon as it was written")

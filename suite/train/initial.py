@@ -23,7 +23,7 @@ from suite.errors import OwnCodeError
 from suite.files import make_once, replacing, write_json
 from suite.meters import LocalPhase, PhaseMeter, combine, hardware
 from suite.petl.base import Method
-from suite.record.result import PreparationRecord
+from suite.record.result import PREPARE_PHASE, PreparationRecord
 from suite.record.spec import TrialSpec
 from suite.registry import own_code_named
 from suite.train.build import build_model
@@ -41,7 +41,6 @@ INCOMPLETE = "cost.incomplete"
 """Lies beside the cost while it is that of the working rank alone, and the group's is to come."""
 GROUP_S = 30.0
 """How long other trials wait for the group's cost."""
-PHASE = "prepare"
 
 
 def initial_model(
@@ -121,7 +120,7 @@ def _once(
         with replacing(temporary / PREPARED) as path:
             save_file(work(), path)
 
-    return once(folder, write, phase=PHASE, trial=trial, meter=meter)
+    return once(folder, write, phase=PREPARE_PHASE, trial=trial, meter=meter)
 
 
 def once(

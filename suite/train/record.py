@@ -13,6 +13,8 @@ from suite.errors import OwnCodeError
 from suite.meters import computes_on, hardware
 from suite.record.provenance import git_state, versions
 from suite.record.result import (
+    PREPARE_PHASE,
+    STATES_PHASE,
     EpochRecord,
     ParameterCount,
     Status,
@@ -21,8 +23,6 @@ from suite.record.result import (
     ValidityRecord,
 )
 from suite.train.evaluate import Evaluation
-from suite.train.frozen_states import PHASE as STATES
-from suite.train.initial import PHASE as PREPARE
 from suite.train.initial import check_buffers
 from suite.train.running_trial import UNSCORED_STEPS, RunningTrial
 from suite.train.warm import Warm
@@ -53,7 +53,7 @@ def build_result(
     check_buffers(warm.engine.module, warm.initial_buffers, trained_by)
     phases, missing = run.accounts()
     made = {}
-    for phase, record in ((PREPARE, warm.preparation), (STATES, warm.kept)):
+    for phase, record in ((PREPARE_PHASE, warm.preparation), (STATES_PHASE, warm.kept)):
         made[phase] = record
         if record is None:
             continue
@@ -83,9 +83,9 @@ def build_result(
         parameters=_parameters(warm),
         checkpoint_bytes=progress.checkpoint_bytes,
         pretrain=warm.pretrain,
-        preparation=made[PREPARE],
+        preparation=made[PREPARE_PHASE],
         frozen_dropout=_frozen_dropout(run),
-        frozen_states=made[STATES],
+        frozen_states=made[STATES_PHASE],
         # a pretrain run's last weights, or the best ones of a confirm run
         weights_sha256=run.weights_sha256 or progress.best_sha256,
         splits=warm.data.sizes,

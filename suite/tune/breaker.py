@@ -12,6 +12,8 @@ HOST_LOSSES = (RANK_DIED, PROCESS_DIED, PREEMPTED, OUT_OF_MEMORY)
 
 It ends several trials at once, and the next ones run elsewhere.
 """
+MID_WORK = ("epoch", "finish", "ping", "baseline_bytes")
+"""Methods of a rank that are called once its group has joined."""
 _PARTICULARS = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8,}\b|\d+|/\S+")
 MESSAGE_CHARS = 300
 
@@ -58,9 +60,7 @@ def failure_signature(record: FailureRecord) -> str | None:
     if record.type in HOST_LOSSES:
         return None
     # A group that hangs after it has joined was lost in the middle of its work, as a host is.
-    if record.type == TIMEOUT and record.message.startswith(
-        ("epoch", "finish", "ping", "baseline")
-    ):
+    if record.type == TIMEOUT and record.message.startswith(MID_WORK):
         return None
     first_line = record.message.partition("\n")[0]
     return f"{record.type}: {_PARTICULARS.sub('#', first_line)}"
