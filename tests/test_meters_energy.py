@@ -19,7 +19,7 @@ import torch
 from suite.meters import LocalPhase, PhaseMeter, Unavailable, combine, hardware, nvml
 from suite.meters.clock import Integral, Most
 from suite.meters.energy import CpuTime, Rapl
-from suite.meters.nvml import Gpu, GpuUtilisation, gpu_sources
+from suite.meters.nvml import Gpu, GpuCounter, GpuUtilisation, gpu_sources
 from suite.meters.phases import _open_sources
 
 CPU = torch.device("cpu")
@@ -129,6 +129,19 @@ def test_a_counter_that_goes_back_makes_the_phase_null_and_only_it() -> None:
     assert record["train"].energy_kwh is None
     assert "driver was reloaded" in missing["phases.train.energy_kwh"]
     assert record["eval"].energy_kwh == pytest.approx(2.0 / JOULES_PER_KWH, rel=1e-12)
+
+
+def test_a_counter_that_fails_once_gives_its_energy_to_no_later_reading() -> None:
+    api = FakeNvml()
+    counter = GpuCounter(Gpu("GPU-a", api))
+    api.answers["TotalEnergyConsumption"] = pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+    with pytest.raises(Unavailable, match="Timeout"):
+        counter.collect()
+    api.answers["TotalEnergyConsumption"] = 41_000
+    with pytest.raises(Unavailable, match="could not be read the last time"):
+        counter.collect()
+    api.answers["TotalEnergyConsumption"] = 43_000
+    assert counter.collect().joules == {"GPU-a": 2.0}
 
 
 def test_a_counter_that_did_not_move_is_null_not_zero() -> None:
@@ -372,6 +385,20 @@ def test_rapl_wraps_and_every_tick_sees_one_wrap(tmp_path: Path) -> None:
         rapl.tick()
     assert sum(rapl.collect().joules.values()) == pytest.approx(1.15)
     assert sum(rapl.collect().joules.values()) == 0
+
+
+def test_rapl_that_fails_once_gives_its_energy_to_no_later_reading(tmp_path: Path) -> None:
+    rapl = Rapl(powercap(tmp_path, package_0=0, package_1=0))
+    gone = tmp_path / "intel-rapl:0"
+    powercap(tmp_path, package_0=300_000, package_1=400_000)
+    gone.rename(tmp_path / "away")
+    with pytest.raises(Unavailable, match="cannot read"):
+        rapl.collect()
+    (tmp_path / "away").rename(gone)
+    with pytest.raises(Unavailable, match="could not be read the last time"):
+        rapl.collect()
+    powercap(tmp_path, package_0=310_000, package_1=420_000)
+    assert sum(rapl.collect().joules.values()) == pytest.approx(0.03)
 
 
 def test_rapl_that_is_absent_or_unreadable_says_so(tmp_path: Path) -> None:

@@ -132,11 +132,11 @@ class Rapl(EnergySource):
 
     def tick(self) -> None:
         with self._lock:
-            try:
-                for package in self._packages:
+            for package in self._packages:
+                try:
                     package.update()
-            except Unavailable as failure:
-                self._failure = failure  # kept for `collect`: a thread has nobody to tell
+                except Unavailable as failure:
+                    self._failure = failure  # kept for `collect`: a thread has nobody to tell
 
     def collect(self) -> Reading:
         self.tick()
@@ -165,15 +165,20 @@ class _Package:
         self.name = f"{zone.name}-{_read(zone / 'name')}"
         self._counter = zone / "energy_uj"
         self._range_uj = int(_read(zone / "max_energy_range_uj"))
-        self._last_uj = int(_read(self._counter))
+        self._last_uj: int | None = int(_read(self._counter))
         self._pending_uj = 0
 
     def update(self) -> None:
+        last_uj = self._last_uj
+        # Where this reading fails, the next one must not be compared with the one before it.
+        self._last_uj = None
         now_uj = int(_read(self._counter))
-        self._pending_uj += now_uj - self._last_uj
-        if now_uj < self._last_uj:  # the counter wrapped
-            self._pending_uj += self._range_uj
         self._last_uj = now_uj
+        if last_uj is None:
+            raise Unavailable(f"RAPL: {self._counter} could not be read the last time")
+        self._pending_uj += now_uj - last_uj
+        if now_uj < last_uj:  # the counter wrapped
+            self._pending_uj += self._range_uj
 
     def take_j(self) -> float:
         taken_uj = self._pending_uj

@@ -127,17 +127,22 @@ class GpuCounter(GpuSource):
 
     def __init__(self, gpu: Gpu) -> None:
         super().__init__(gpu)
-        self._last_mj = self._read_mj()
+        self._last_mj: int | None = self._read_mj()
         self._read_at_s = time.monotonic()
 
     def collect(self) -> Reading:
         now_s = time.monotonic()
-        if now_s - self._read_at_s < REST_S:
+        last_mj = self._last_mj
+        if last_mj is not None and now_s - self._read_at_s < REST_S:
             return self._reading(0.0)
-        self._read_at_s = now_s
+        # Where this reading fails, the next one must not be compared with the one before it.
+        self._last_mj = None
         now_mj = self._read_mj()
-        spent_mj = now_mj - self._last_mj
         self._last_mj = now_mj
+        self._read_at_s = now_s
+        if last_mj is None:
+            raise Unavailable("NVML's energy counter could not be read the last time")
+        spent_mj = now_mj - last_mj
         # the counter starts at 0 when the driver is loaded
         if spent_mj < 0:
             raise Unavailable("NVML's energy counter went back: the driver was reloaded")
