@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,7 +18,7 @@ from suite.errors import TrackingError
 from suite.leaderboard.file import SCHEMA_VERSION, write_rows
 from suite.record.folder import Home
 from suite.storage.identity import home_id
-from suite.tracking import leaderboard, open_store, sync, to_rows
+from suite.tracking import exchange, leaderboard, open_store, sync, to_rows
 from suite.tracking.exchange import (
     ImportReport,
     export_results,
@@ -26,6 +27,7 @@ from suite.tracking.exchange import (
 )
 from suite.tracking.rows import read_rows
 from suite.tracking.sweep_runs import SweepRuns
+from tests.answers import some_right, write_confirmed
 from tests.commands import Suite, suite
 from tests.records import (
     RATES,
@@ -169,6 +171,43 @@ def test_a_later_export_replaces_and_an_earlier_one_does_not(
     assert (
         store.client.get_run(run.id).data.metrics["score_mean"] == rows(merged)[0]["score_mean"]
     ), "MLflow's own pages show the newer"
+
+
+def test_a_later_export_also_brings_what_hangs_on_other_cells(
+    merged: Home, empty_db: Path, tmp_path: Path
+) -> None:
+    """Ranks are of all arms, and those of a cell that stayed as it was have changed."""
+    source = new_home(tmp_path / "source", empty_db)
+    tasks = ["agreement", "sst2"]
+    write_definition(source, ["full", "lora", "read"], tasks, trials=1)
+    rng = np.random.default_rng(0)
+    for number, shares in enumerate(({"full": 0.9, "lora": 0.5}, {"read": 0.7})):
+        for task in tasks:
+            for method, share in shares.items():
+                write_confirmed(source, method, some_right(rng, [share] * 3, items=100), task)
+        sync(source, tracking_uri=source.tracking_uri)
+        path = tmp_path / f"{number}.json"
+        export_results(path, tracking_uri=source.tracking_uri)
+        report = import_results(path, tracking_uri=merged.tracking_uri)
+    assert (report.new + report.replaced, report.already) == (2, 4)
+    assert rows(merged) == rows(source)
+    assert {row["rank"] for row in rows(merged)} != {None}
+
+
+def test_files_of_imported_runs_lie_where_the_home_keeps_them(
+    cluster: Home, tmp_path: Path, suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path | None] = []
+
+    class Asked(SweepRuns):
+        def __init__(self, *args: Any, files: Path | None = None, **options: Any) -> None:
+            asked.append(files)
+            super().__init__(*args, files=files, **options)
+
+    monkeypatch.setattr(exchange, "SweepRuns", Asked)
+    export_results(tmp_path / "rows.json", tracking_uri=cluster.tracking_uri)
+    suite("import-results", tmp_path / "rows.json", "--home", tmp_path / "new")
+    assert asked == [tmp_path / "new" / "mlartifacts"]
 
 
 def test_no_import_takes_cells_away(cluster: Home, merged: Home, tmp_path: Path) -> None:

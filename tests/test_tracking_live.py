@@ -84,6 +84,19 @@ def curves(uri: str, run: StoredRun) -> dict[str, list[tuple[int, float, int]]]:
     return found
 
 
+def test_a_reason_whose_name_mlflow_refuses_ends_a_run_that_was_begun_live(home: Home) -> None:
+    spec = make_spec("lora")
+    result = result_of(spec)
+    commit(home, spec, result.epochs[:1])
+    live_sync(home, spec)
+    commit(home, spec, result.epochs[1:])
+    missing = {"phases.train.energy_kwh[rapl]": "other work took 30%"}
+    home.trial(spec).write_result(result.model_copy(update={"missing": missing}))
+    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
+    run = trial_run(home, spec)
+    assert run.ended and run.tags["missing.phases.train.energy_kwh_rapl_"] == "other work took 30%"
+
+
 def test_a_curve_is_in_mlflow_after_each_epoch_and_the_run_goes_on_to_its_end(home: Home) -> None:
     spec = make_spec("lora")
     result = result_of(spec)

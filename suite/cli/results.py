@@ -50,8 +50,9 @@ def import_results(
     from suite.record.folder import Home
     from suite.tracking.exchange import describe
     from suite.tracking.exchange import import_results as read
-    from suite.tracking.store import resolve_uri
+    from suite.tracking.store import ARTIFACTS, resolve_uri
 
     # The home may be new: results from elsewhere can be the first that it holds.
     uri = resolve_uri(Home(home), tracking_uri, write=True)
-    put(describe(read(file, tracking_uri=uri, sweep=sweep), file, uri))
+    report = read(file, tracking_uri=uri, sweep=sweep, files=home / ARTIFACTS)
+    put(describe(report, file, uri))

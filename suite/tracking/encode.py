@@ -18,7 +18,7 @@ from suite.leaderboard.names import Names, distinct, with_keys
 from suite.record.result import EpochRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.tracking.notes import NOTE, trial_note
-from suite.tracking.store import Point, RunRecord
+from suite.tracking.store import Point, RunRecord, key_name
 
 RUN_FORMAT = 1
 """A number to raise when a trial's run is written in another way; the next sync of its cell then
@@ -213,7 +213,7 @@ def result_tags(result: TrialResult) -> dict[str, str]:
     """The outcome of a trial."""
     tags = {RESULT: run_digest(result), "status": result.status.value}
     for key, reason in result.missing.items():
-        tags[f"missing.{key}"] = reason
+        tags[key_name(f"missing.{key}")] = reason
     if result.pretrain is not None:
         tags["pretrain.checkpoint"] = result.pretrain.checkpoint
     if result.failure is not None:

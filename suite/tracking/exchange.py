@@ -273,7 +273,9 @@ def _first(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -> ImportReport:
+def import_results(
+    path: Path, *, tracking_uri: str, sweep: str | None = None, files: Path | None = None
+) -> ImportReport:
     """Bring the results of a file into a store; done twice, the second time changes nothing.
 
     A home's sweep that the store has already is replaced. It stays where its last trial ended later
@@ -285,6 +287,7 @@ def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
         path: What `export_results` wrote, here or elsewhere.
         tracking_uri: As `resolve_uri` gives it; an sqlite store is created.
         sweep: Only this sweep; None = all.
+        files: A folder for files of runs, where the store has none of its own.
 
     Raises:
         TrackingError: `read_results` refuses the file; the file has no such sweep; the later state
@@ -302,7 +305,7 @@ def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
     for (name, home), rows in sorted(of_sweeps.items()):
         if sweep not in (None, name):
             continue
-        runs = SweepRuns(store, home=home, sweep=name)
+        runs = SweepRuns(store, home=home, sweep=name, files=files)
         here = _rows_here(runs)
         _check_none_is_lost(here, rows, where=f"{path}: {name} of home {home}")
         wanted.append((runs, here, rows))
@@ -352,11 +355,14 @@ def _import_sweep(
     for row in rows:
         _count(row, here, report)
         known = here.get(row.cell_key)
-        # A row that a home has here already may have been computed from its answers.
-        if known is not None and known.digest == row.digest:
-            counted.append(known)
-        else:
+        if known is None or known.digest != row.digest:
             counted.append(_imported(row))
+        # This one was computed from its answers here.
+        elif known.score_mean is not None and known.unverified is None:
+            counted.append(known)
+        # A digest is of one cell's trials, and ranks hang on those of all.
+        else:
+            counted.append(with_values(row, unverified=known.unverified))
     rows = counted
     # From here on the leaderboard shows the imported rows; the runs below only serve people.
     runs.publish(rows)

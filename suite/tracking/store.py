@@ -41,6 +41,7 @@ PAGE_SIZE = 1000
 LOCK_TIMEOUT_S = 60.0
 START = "start with: suite run SWEEP.yaml, or suite sync for an existing home"
 MAX_TAG_CHARS = 8000
+MAX_NAME_CHARS = 250
 MAX_PARAM_CHARS = 6000
 ARTIFACTS = "mlartifacts"
 """The folder beside an sqlite file for the files of its runs."""
@@ -603,7 +604,7 @@ class Store:
             # MLflow counts in milliseconds since 1970.
             start_time=int(start_s * 1000),
             tags=clip(tags, MAX_TAG_CHARS),
-            run_name=name,
+            run_name=clip({"name": name}, MAX_NAME_CHARS)["name"],
         )
         return _stored(run)
 
