@@ -417,6 +417,16 @@ def test_cells_of_two_homes_are_told_apart() -> None:
     assert [chart.title for chart in of_cells(sweeps)] == ["demo:lora / a", "other:lora / a"]
 
 
+def test_panels_of_one_variant_are_told_apart_by_its_options() -> None:
+    cells = []
+    for heads in (2, 4):
+        options = {"kv_heads": heads}
+        curve = [[1e-3, 60.0, "completed", 8]]
+        cells.append(make_cell(attention="gqa", attention_options=options, curve=curve))
+    titles = [chart.title for chart in of_cells(cells)]
+    assert "kv_heads=2" in titles[0] and "kv_heads=4" in titles[1]
+
+
 def test_panels_of_one_method_are_told_apart_by_what_differs_in_their_architectures() -> None:
     lora = [Names("t5", "mha", "lora", {"rank": rank, "alpha": 8}) for rank in (8, 32)]
     assert distinct([*lora, Names("t5", "mha", "full", {})]) == [

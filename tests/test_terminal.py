@@ -80,6 +80,14 @@ def test_title_and_head_of_a_table_are_no_commands(
     assert out.count("\\u202e") == 2
 
 
+def test_the_head_of_a_table_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    """A class of somebody's data is the head of a column."""
+    heads = ("[/neg]", "[pos]", ":heart:")
+    render.render([{"a": 1}], [column("a", head) for head in heads], Format.TABLE)
+    out = capsys.readouterr().out
+    assert all(head in out for head in heads)
+
+
 def test_warnings_of_an_imported_row_are_no_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

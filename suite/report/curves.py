@@ -12,13 +12,13 @@ from typing import Any
 
 from suite.leaderboard.curves import CONFIRMED, points
 from suite.leaderboard.fields import Row
-from suite.leaderboard.names import Names, distinct
+from suite.leaderboard.names import distinct
 from suite.plan.cell_state import CellStatus
 from suite.report import values
 from suite.report.chart import Axis, Chart, Mark, Points, Span
 from suite.report.charts import ARM_COLUMNS, score_axis
 from suite.report.data import Report
-from suite.report.names import Arm
+from suite.report.names import Arm, names_of
 from suite.report.table import Table, rows_without, values_of
 
 # A legend of more names would take more room than the lines. A reader points at a line instead.
@@ -228,7 +228,7 @@ def of_cells(cells: Sequence[Row]) -> list[Chart]:
     names = []
     by_task: dict[str, list[Row]] = defaultdict(list)
     for cell in cells:
-        names.append(Names(cell.backbone, cell.attention, cell.method, cell.architecture))
+        names.append(names_of(vars(cell)))
         by_task[cell.task].append(cell)
     limits = {}
     for task, found in by_task.items():

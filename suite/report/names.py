@@ -58,7 +58,7 @@ def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
     for row in sorted(rows, key=_order):
         first_rows.setdefault(row["arm"], row)
     keys = list(first_rows)
-    names = [_names_of(row) for row in first_rows.values()]
+    names = [names_of(row) for row in first_rows.values()]
 
     labels = dict(zip(keys, distinct(names), strict=True))
     # The chosen architectures are compared with each other alone, so they get shorter names.
@@ -67,7 +67,7 @@ def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
     for key, row in first_rows.items():
         if row["status"] != CellStatus.NOT_CHOSEN:
             chosen.append(key)
-            chosen_names.append(_names_of(row))
+            chosen_names.append(names_of(row))
     labels |= dict(zip(chosen, distinct(chosen_names, among=names), strict=True))
 
     # Architectures of one method competed with each other.
@@ -99,7 +99,7 @@ def _order(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
     return False, row["task"] != MEAN, score
 
 
-def _names_of(row: Mapping[str, Any]) -> Names:
+def names_of(row: Mapping[str, Any]) -> Names:
     return Names(
         values.backbone(row),
         values.attention(row),

@@ -60,7 +60,7 @@ def make_table(cells: Sequence[Sequence[str]], columns: Sequence[Column], width:
             lines.append(c.unit)
         table.add_column(
             # A class of somebody's data is the head of a column.
-            printable("\n".join(lines)),
+            Text(printable("\n".join(lines))),
             justify="right" if c.right else "left",
             overflow="fold",
             # rich would take room from every column alike, and break words in all of them.
