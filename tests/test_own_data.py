@@ -255,6 +255,14 @@ def test_a_number_that_is_no_word_is_named_and_not_another(write: Write) -> None
         labels_of(task)
 
 
+def test_a_number_that_a_table_wrote_with_a_point_is_the_word_that_it_equals(write: Write) -> None:
+    """And not a position: 1.0 would be the word "2"."""
+    rows = [{"text": f"t{n}", "label": f"{1 + n % 2}.0"} for n in range(10)]
+    Path("rows.csv").write_text(csv_text(rows))
+    task = load_task_file(write({"files": "rows.csv"}, label={"words": ["1", "2", "3"]}))
+    assert labels_of(task) == [0, 1] * 5
+
+
 @pytest.mark.parametrize("labels", [("0.0", "1.0"), ("False", "True"), ("FALSE", "TRUE")])
 def test_positions_are_read_as_tables_write_them(labels: tuple[str, str], write: Write) -> None:
     rows = [{"text": f"t{n}", "label": labels[n % 2]} for n in range(10)]
@@ -367,6 +375,20 @@ def test_splits_that_are_missing_are_drawn(
     task = load_task_file(write({name: f"{name}.csv" for name in names}))
     parts = split_rows(task, read_splits(task, open_source(task, None)), LimitConfig(), where="")
     assert tuple(len(part.rows) for part in parts.values()) == sizes
+
+
+def test_a_rule_that_is_given_reads_every_file_or_names_it(write: Write) -> None:
+    for name in ("train", "validation", "test"):
+        Path(f"{name}.csv").write_text(csv_text())
+    both = {"train": "train.csv", "test": "test.csv"}
+    rule = {"rule": "held-out", "held_out": 12}
+    task = load_task_file(write(both, splits=rule))
+    parts = split_rows(task, read_splits(task, open_source(task, None)), LimitConfig(), where="")
+    assert [len(part.rows) for part in parts.values()] == [48, 12, 60]
+    three = both | {"validation": "validation.csv"}
+    for given, unread in ((rule, "validation"), ({"rule": "read"}, "test")):
+        with pytest.raises(ConfigError, match=rf"no row of data\.{unread} \({unread}\.csv\)"):
+            load_task_file(write(three, splits=given))
 
 
 def test_changed_data_are_another_trial_and_moved_data_are_not(

@@ -6,6 +6,7 @@ content makes another task.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -14,8 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from suite.config.loader import Lines, Strict, place_of, validate
-from suite.config.task_base import FILE_KEYS, FileData
+from suite.config.task_base import FILE_KEYS, FileData, SplitConfig
 from suite.errors import ConfigError, DataError, UnknownNameError
 from suite.tables import Table, form_of, read_table, sha256_of, shortened
 
@@ -76,7 +79,7 @@ def with_own_files(data: dict[str, Any], lines: Lines, *, path: Path) -> dict[st
     # where code makes the rows, the label is what the code says it is
     if code is None or not code.rows:
         completed |= _label(data, files, where=str(path))
-    return completed | _splits(data, files)
+    return completed | _splits(data, files, where=place_of(("splits",), str(path), lines))
 
 
 def read_file(data: FileData, split: str) -> Table:
@@ -299,8 +302,12 @@ def _label(data: Mapping[str, Any], files: FileData, *, where: str) -> dict[str,
     return {"label": {**label, "words": [*found.counts]}}
 
 
-def _splits(data: Mapping[str, Any], files: FileData) -> dict[str, Any]:
-    """The key `splits`: files as they are, and rows of train for those that are missing."""
+def _splits(data: Mapping[str, Any], files: FileData, *, where: str) -> dict[str, Any]:
+    """The key `splits`: files as they are, and rows of train for those that are missing.
+
+    Raises:
+        ConfigError: The rule that was given reads no rows of a file.
+    """
     splits = data.get("splits", {})
     # what is no mapping is told when the task is validated
     if not isinstance(splits, Mapping):
@@ -314,9 +321,19 @@ def _splits(data: Mapping[str, Any], files: FileData) -> dict[str, Any]:
         else:
             # READ's: the validation file is halved, or becomes the test set
             splits["rule"] = "read"
-        if "test" in files.paths:
-            splits.setdefault("test", "test")
+    if splits["rule"] != "read" and "test" in files.paths:
+        splits.setdefault("test", "test")
     if splits["rule"] == "held-out" and "held_out" not in splits:
         rows = read_file(files, "train").rows
         splits["held_out"] = max(1, min(MOST_HELD_OUT, rows // HELD_OUT_PART))
+    # what is no splits is told when the task is validated
+    with contextlib.suppress(ValidationError):
+        read = SplitConfig.model_validate(splits).sources
+        for split, name in files.paths.items():
+            # the score would be of rows of another file
+            if split not in read:
+                raise ConfigError(
+                    f"{where}: splits: rule {splits['rule']} reads {' and '.join(read)}, and no "
+                    f"row of data.{split} ({name}); leave the rule out, or the file"
+                )
     return {"splits": splits}

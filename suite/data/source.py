@@ -314,11 +314,15 @@ def _labels(file: Table, column: str, task: LabelTask, *, no_word: str | None) -
     positions = [truths.get(text.lower(), text) for text in texts]
     if not all(WHOLE.fullmatch(text) for text in positions):
         return pa.array(texts)
-    numbers = [int(float(text)) for text in positions]
+    wholes = [int(float(text)) for text in positions]
     words = task.label.words or ()
+    # A table writes the word "1" as 1.0 once its column had a gap.
+    same = {int(float(word)): word for word in words if WHOLE.fullmatch(word)}
+    if same.keys() >= set(wholes):
+        return pa.array([same[number] for number in wholes])
     # numbers may be words, and then the one that is none of them is at fault
-    if all(0 <= number < len(words) for number in numbers) or not {*words}.intersection(texts):
-        return pa.array(numbers, pa.int64())
+    if all(0 <= number < len(words) for number in wholes) or not {*words}.intersection(texts):
+        return pa.array(wholes, pa.int64())
     raise DataError(
         f"{no_word}, expected one of the words {list(words)}, as in other rows; correct it, or "
         f"write positions, 0 to {len(words) - 1}, in every row"
