@@ -204,7 +204,11 @@ def toy_batch(head: Head) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("method", ["peft:prefix-tuning", "peft:prompt-tuning"])
 def test_pefts_prompts_do_not_go_with_them(method: str) -> None:
-    for family, head in HEADS[:2]:
+    heads = [*HEADS[:2]]
+    # transformers gives the map of a span head another name there
+    if method == "peft:prompt-tuning":
+        heads.append(("modernbert", Head("span")))
+    for family, head in heads:
         with pytest.raises(IncompatibleError, match=f"{method}: .*use method prompt"):
             build_arm(
                 resolved_tiny(family),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, TaskType, get_peft_model
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -15,6 +16,7 @@ from transformers import (
     ByT5Tokenizer,
     GPT2Config,
     LlamaConfig,
+    PreTrainedTokenizerFast,
     T5Config,
 )
 from transformers import BertConfig as Bert
@@ -374,10 +376,48 @@ def test_the_fingerprint_knows_what_the_rows_depend_on() -> None:
     assert bigger.fingerprint() != base
 
 
-def test_token_types_are_kept_where_the_tokenizer_gives_them() -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
+def plain_tokenizer() -> PreTrainedTokenizerFast:
+    """One that adds no tokens of its own, and has none to end a text."""
+    words = {
+        word: i
+        for i, word in enumerate(["[PAD]", "[UNK]", "it", "rains", "entailment", "not_entailment"])
+    }
+    backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
 
+
+@pytest.mark.parametrize(
+    ("task", "kind"), [("rte", "encoder-decoder"), ("multi30k-en-de", "decoder")]
+)
+def test_a_tokenizer_without_an_end_is_refused_where_texts_are_written(
+    task: str, kind: Kind
+) -> None:
+    with pytest.raises(IncompatibleError, match="no token to end one; take a tokenizer that has"):
+        make_objective(
+            load_task(task),
+            kind=kind,
+            tokenizer=plain_tokenizer(),
+            training=TrainingConfig(),
+            decoder_objective="head",
+        )
+
+
+def test_an_empty_prompt_is_one_token_for_a_decoder_with_a_head() -> None:
+    tokenizer = plain_tokenizer()
+    tokenizer.bos_token = "it"
+    goal = make_objective(
+        load_task("rte").model_copy(update={"text_to_text": "{sentence1}"}),
+        kind="decoder",
+        tokenizer=tokenizer,
+        training=TrainingConfig(),
+        decoder_objective="head",
+    )
+    columns = {"sentence1": ["", "it rains"], "sentence2": ["", ""], "label": [0, 1]}
+    assert goal.encode(columns)["input_ids"] == [[2], [2, 3]]
+
+
+def test_token_types_are_kept_where_the_tokenizer_gives_them() -> None:
     words = {word: i for i, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "it", "rains"])}
     backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -20,6 +20,7 @@ from suite.data.objective import (
     lengths,
     prompts,
 )
+from suite.data.tokenizer import start_ids
 
 
 class HeadObjective(LabelObjective):
@@ -51,7 +52,9 @@ class HeadObjective(LabelObjective):
         else:
             texts = [prompts(self.task, columns)]
         encoded = self.tokenizer(*texts, truncation=True, max_length=self.training.max_length)
-        features: Features = {"input_ids": encoded["input_ids"]}
+        # Without tokens of its own a decoder's tokenizer makes nothing of an empty text.
+        start = start_ids(self.tokenizer)
+        features: Features = {"input_ids": [ids or start for ids in encoded["input_ids"]]}
         if self.pairs and "token_type_ids" in encoded:
             features["token_type_ids"] = encoded["token_type_ids"]
         features["gold"] = self._gold(columns)

@@ -26,6 +26,7 @@ from suite.data.multiple_choice import make_choice
 from suite.data.objective import Objective
 from suite.data.pretraining import make_pretraining
 from suite.data.question_answering import make_question_answering
+from suite.data.tokenizer import end_ids
 from suite.errors import IncompatibleError
 from suite.record.spec import TrialSpec
 
@@ -57,8 +58,25 @@ def make_objective(
     Raises:
         IncompatibleError: This kind of backbone cannot answer the task; label words do not fit
             into `training.target_max_length` or read alike; a decoder is to write a number as
-            text; windows do not overlap; or `training.max_length` leaves no room for text.
+            text; windows do not overlap; `training.max_length` leaves no room for text; or texts
+            are to be written and the tokenizer has no token to end one.
     """
+    objective = _make(task, kind, tokenizer, training, decoder_objective)
+    if objective.generates and not end_ids(tokenizer):
+        raise IncompatibleError(
+            f"task {task.name}: this backbone writes its answers, and its tokenizer has no token "
+            "to end one; take a tokenizer that has (tokenizer: bytes, or bpe:SIZE:TASK)"
+        )
+    return objective
+
+
+def _make(
+    task: TaskConfig,
+    kind: Kind,
+    tokenizer: PreTrainedTokenizerBase,
+    training: TrainingConfig,
+    decoder_objective: Literal["head", "text"],
+) -> Objective:
     if isinstance(task, PretrainTask):
         return make_pretraining(task, tokenizer, training, kind=kind)
     if isinstance(task, LanguageModelTask):

@@ -33,7 +33,7 @@ from suite.config.training import TrainingConfig
 from suite.data.context_windows import Span, Windows
 from suite.data.generation import DecoderGeneration, GenerationObjective, TextToTextGeneration
 from suite.data.objective import Answered, Batch, Columns, Features, Objective, rows_of
-from suite.errors import DataError, IncompatibleError
+from suite.errors import DataError
 from suite.metrics.squad import score_spans
 
 if TYPE_CHECKING:
@@ -222,11 +222,6 @@ class DecoderAnswers(WrittenAnswers, DecoderGeneration):
         training: TrainingConfig,
     ) -> None:
         super().__init__(task, tokenizer, training)
-        if task.unanswerable and not self.end:
-            raise IncompatibleError(
-                f"task {task.name}: no answer is an empty text, and this backbone's tokenizer has "
-                "no token to end it"
-            )
 
 
 def make_question_answering(
