@@ -24,6 +24,7 @@ from suite.errors import (
     IncompatibleError,
     OtherCodeError,
     OwnCodeError,
+    ResourceError,
     UnknownNameError,
 )
 from suite.plan.definition import only_driver
@@ -482,6 +483,7 @@ def test_files_that_a_machine_lacks_are_not_the_trials_fault() -> None:
     for error in (DataError("x"), HubUnreachableError("x"), UnknownNameError("task", "x", [])):
         assert is_infrastructure(error)
     assert not is_infrastructure(IncompatibleError("rank 64 of 32 features"))
+    assert is_infrastructure(ResourceError("resources.frozen_states_gib allows 1 GiB; raise it"))
 
 
 def test_code_of_ones_own_ends_a_trial_as_what_it_raised_does() -> None:

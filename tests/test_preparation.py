@@ -15,6 +15,7 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
+from suite.errors import CheckpointError
 from suite.files import write_json
 from suite.leaderboard.costs import with_energy_to_target
 from suite.leaderboard.fields import Row
@@ -245,6 +246,21 @@ def _waits_and_works(rank: int, folder: Path) -> list[object]:
         made = _once(folder / "of two", _work, trial="sixth", meter=PhaseMeter(torch.device("cpu")))
     found += [made.world_size, sorted(path.name for path in (folder / "of two").iterdir())]
     return found
+
+
+def test_a_damaged_preparation_is_removed_so_that_the_next_attempt_makes_it_anew(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "lst-0"
+    for name, read in (
+        (PREPARED, lambda: initial.take_prepared(torch.nn.Linear(1, 1), folder)),
+        (COST, lambda: initial.kept_record(folder)),
+    ):
+        folder.mkdir()
+        (folder / name).write_text("cut")
+        with pytest.raises(CheckpointError, match=r"lst-0: was damaged.*prepares it again"):
+            read()
+        assert not folder.exists()
 
 
 def test_a_killed_preparation_is_done_anew_and_waiting_for_another_trial_is_loading(

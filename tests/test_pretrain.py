@@ -7,7 +7,9 @@ import io
 import json
 import os
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +18,7 @@ import torch
 from pydantic import ValidationError
 from rich.console import Console
 from safetensors.torch import save_file
+from transformers import ByT5Tokenizer
 
 from suite.backbones.loading import Head, resolve
 from suite.cli.estimate import show_plan
@@ -26,7 +29,9 @@ from suite.config.arm import Arm
 from suite.config.pretrain import PretrainConfig
 from suite.config.sweep import AttentionChoice, BackboneChoice, LimitConfig
 from suite.config.task import PretrainTask, load_task
+from suite.config.training import TrainingConfig
 from suite.data.prepare import split_rows
+from suite.data.tokenizer import tokenizer_fingerprint
 from suite.errors import (
     BackboneError,
     CheckpointError,
@@ -41,6 +46,7 @@ from suite.petl.arm import build_arm
 from suite.plan.cell_state import CellStatus
 from suite.plan.definition import check_definition, read_plan, store_definition
 from suite.plan.plan import Plan, make_plan
+from suite.plan.pretraining import ENGINE
 from suite.plan.queue import TrialQueue
 from suite.plan.status import status
 from suite.progress import Board
@@ -51,7 +57,7 @@ from suite.storage.lease import BEAT_S, Lease, acquire, held_lease
 from suite.storage.mirror import Mirror
 from suite.storage.shared_run import LOOK_S, SharedRun
 from suite.storage.urls import open_storage
-from suite.train.warm import read_pretrain
+from suite.train.warm import _check_vocabulary, read_pretrain
 from tests.clocks import FakeClock
 from tests.records import make_result
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
@@ -158,6 +164,36 @@ def read_back(spec: TrialSpec) -> TrialSpec:
 
 
 @pytest.mark.usefixtures("toy_roots")
+def test_every_setting_of_training_is_the_stages_the_sweeps_or_means_nothing_before_a_task() -> (
+    None
+):
+    """A setting in none of these would silently have its default in a pretrain run."""
+    own = set(PretrainConfig.model_fields) | {"epochs", "epoch_steps", "patience"}
+    means_nothing = {
+        *("keep", "target_max_length", "max_new_tokens", "stride", "beams"),  # no task is answered
+        *("frozen_weights", "frozen_dropout"),  # all weights train
+    }
+    fields = set(TrainingConfig.model_fields)
+    assert fields - own == {*ENGINE, *means_nothing}
+
+
+def test_weights_of_another_vocabulary_than_is_trained_now_are_refused(tmp_path: Path) -> None:
+    trained = BackboneChoice(name="t5-small", config={}, tokenizer="bpe:300:toy2")
+    for backbone, then, refused in (
+        (trained, "another", True),
+        (trained, tokenizer_fingerprint(ByT5Tokenizer()), False),
+        (tiny_choice("t5"), "another", False),
+    ):
+        arm = Arm(backbone=backbone, method="full")
+        result = SimpleNamespace(provenance={"tokenizer_sha256": then})
+        folder: Any = SimpleNamespace(path=tmp_path, result=lambda result=result: result)
+        given: Any = (SimpleNamespace(arm=arm), SimpleNamespace(tokenizer=ByT5Tokenizer()))
+        with (
+            pytest.raises(CheckpointError, match="belong to the old") if refused else nullcontext()
+        ):
+            _check_vocabulary(folder, *given)
+
+
 def test_what_changes_the_weights_changes_the_hash_and_nothing_else_does() -> None:
     (run,) = planned().pretrains
     for change in (

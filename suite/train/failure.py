@@ -15,6 +15,7 @@ from suite.errors import (
     DataError,
     IncompatibleError,
     OwnCodeError,
+    ResourceError,
     StaleDriverError,
     StorageError,
 )
@@ -39,6 +40,8 @@ _INFRASTRUCTURE = (
     BackboneError,
     ConfigError,
     DataError,
+    # A limit that may be raised between two runs, or hosts that do not go together.
+    ResourceError,
     dist.DistBackendError,
     dist.DistNetworkError,
     dist.DistStoreError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -17,9 +20,10 @@ from suite.attention import variants
 from suite.backbones.loading import ResolvedBackbone
 from suite.clock import CLOCK
 from suite.config.hashing import short_hash
+from suite.config.task_base import PLACE
 from suite.data.objective import Objective
 from suite.data.prepare import Prepared
-from suite.errors import OwnCodeError
+from suite.errors import CheckpointError, OwnCodeError
 from suite.files import make_once, replacing, write_json
 from suite.meters import LocalPhase, PhaseMeter, combine, hardware
 from suite.petl.base import Method
@@ -77,7 +81,8 @@ def initial_model(
         FORMAT,
         frozen_fingerprint(model),
         spec.arm.model_dump(mode="json"),
-        spec.task.model_dump(mode="json"),
+        # Files that were moved are the same data.
+        spec.task.model_dump(mode="json", exclude=PLACE),
         data.data_hash,
         objective.fingerprint(),
     ]
@@ -99,10 +104,27 @@ def initial_model(
 
 
 def take_prepared(model: nn.Module, folder: Path) -> None:
-    """Put what was prepared into a freshly built arm, whole and on the CPU."""
+    """Put what was prepared into a freshly built arm, whole and on the CPU.
+
+    Raises:
+        CheckpointError: The file is absent or damaged.
+    """
+    try:
+        prepared = load_file(folder / PREPARED)
+    except (OSError, SafetensorError) as error:
+        raise _damaged(folder, error) from error
     with torch.no_grad():
-        for name, tensor in load_file(folder / PREPARED).items():
+        for name, tensor in prepared.items():
             model.get_parameter(name).copy_(tensor)
+
+
+def _damaged(folder: Path, error: Exception) -> CheckpointError:
+    """The error for a folder of the cache that cannot be read, which is removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    reason = str(error).splitlines()[0]
+    return CheckpointError(
+        f"{folder}: was damaged and is removed ({reason}); the next attempt prepares it again"
+    )
 
 
 def prepared_folder(cache: Path, key: str) -> Path:
@@ -207,7 +229,10 @@ def kept_record(folder: Path) -> PreparationRecord:
             (folder / INCOMPLETE).unlink(missing_ok=True)
             break
         CLOCK.sleep(0.05)
-    own = PreparationRecord.model_validate_json((folder / COST).read_bytes())
+    try:
+        own = PreparationRecord.model_validate_json((folder / COST).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise _damaged(folder, error) from error
     # Hosts without a common disk may each have prepared their own.
     of_rank_0: PreparationRecord = gather_objects(own)[0]
     return of_rank_0

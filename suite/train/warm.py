@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from suite.attention.counts import AttentionCount, count_attention
+from suite.backbones.bpe import PREFIX
 from suite.backbones.loading import ResolvedBackbone, identity, load_tokenizer
 from suite.backbones.weights import cast_weights
 from suite.config.precision import precision_of
@@ -21,8 +22,9 @@ from suite.config.training import Precision
 from suite.data.make_objective import objective_of
 from suite.data.objective import Objective
 from suite.data.prepare import Prepared, prepare
+from suite.data.tokenizer import tokenizer_fingerprint
 from suite.data.trained_tokenizer import open_backbone
-from suite.errors import CheckpointError, IncompatibleError
+from suite.errors import CheckpointError, ResourceError
 from suite.files import sha256
 from suite.meters import PhaseMeter, release_memory
 from suite.petl import get_method
@@ -222,6 +224,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
     if spec.arm.pretrain is not None:
         folder = workspace.home.pretrained(spec.arm.pretrain)
         pretrain = read_pretrain(folder)
+        _check_vocabulary(folder, spec, objective)
         weights = folder.weights
     model, preparation = initial_model(
         spec,
@@ -314,16 +317,36 @@ def _agreed_precision(spec: TrialSpec, device: str) -> Precision:
     """What all ranks compute in. Collective.
 
     Raises:
-        IncompatibleError: It is left to the hosts, and they differ.
+        ResourceError: It is left to the hosts, and they differ.
     """
     precision = precision_of(spec.training, device)
     if len(set(gather_objects(precision))) > 1:
-        raise IncompatibleError(
+        raise ResourceError(
             f"training.precision: auto is {precision} on this host and another one on others of "
             "this trial, whose processors or GPUs differ; name a precision, and give the sweep "
             "another name"
         )
     return precision
+
+
+def _check_vocabulary(folder: TrialFolder, spec: TrialSpec, objective: Objective) -> None:
+    """Check that a trained tokenizer is still the one that the pretrain run had.
+
+    Raises:
+        CheckpointError: It is another one: its text, or the library that trained it, has changed.
+    """
+    tokenizer = spec.arm.backbone.tokenizer
+    result = folder.result()
+    # All other tokenizers are files of the backbone, whose hash the run's name contains.
+    if tokenizer is None or not tokenizer.startswith(PREFIX) or result is None:
+        return
+    then = result.provenance.get("tokenizer_sha256")
+    if then not in (None, tokenizer_fingerprint(objective.tokenizer)):
+        raise CheckpointError(
+            f"{folder.path}: was pretrained with another {tokenizer} than is trained now: its text "
+            "or the version of `tokenizers` has changed, and the weights belong to the old "
+            "vocabulary; bring these back, or give the corpus's task another version"
+        )
 
 
 def read_pretrain(folder: TrialFolder) -> PretrainRecord:

@@ -178,9 +178,10 @@ def run_sweep(
             check_home_is_shared(home, storage)
             if layout.interface is not None:
                 check_interface(layout.interface)
+            # First: what is stored may not change any more.
+            check_measurable(config, layout.device, here=address is None, where=where)
             store_definition(plan, home)
             mirror.push_definition(config.name)
-            check_measurable(config, layout.device, here=address is None, where=where)
             gpus = _asked_gpus(layout, config.training)
             memory = partial(worker_bytes, plan, layout, nodes, gpus)
             sized = replace(plan, config=as_computed(config, gpus))
