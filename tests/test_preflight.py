@@ -50,6 +50,20 @@ def test_runs_of_another_environment_are_named_before_a_row_is_lost(
     assert says in caplog.text and bool(says) == bool(caplog.text)
 
 
+def test_runs_with_other_threads_are_named_before_their_times_are_compared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = Home(tmp_path)
+    plan = make_plan(toy_sweep(methods=["full"]), where="toy.yaml")
+    spec = TrialQueue(plan, home, slots=1).next()
+    assert spec is not None
+    write_trial(home, spec, make_result(spec, provenance={"threads_per_worker": 1}))
+    states = read_states(plan, home)
+    for threads, says in ((1, ""), (4, "had 1 threads a worker (here 4)")):
+        warn_of_other_runs(plan.config.training, states, None, threads=threads)
+        assert says in caplog.text and bool(says) == bool(caplog.text)
+
+
 @pytest.mark.parametrize(
     ("precision", "device", "says"),
     [

@@ -90,7 +90,12 @@ def show_plan(
     device = None
     if layout is not None:
         device = layout.device
-    warn_of_other_runs(_as_computed(plan.config, device).training, states, device)
+    warn_of_other_runs(
+        _as_computed(plan.config, device).training,
+        states,
+        device,
+        threads=config.threads_per_worker,
+    )
     warn_of_untried(plan)
     check_local_data(plan, data_root=data_root)
     cells = cell_rows(plan)

@@ -434,6 +434,11 @@ class SweepConfig(Strict):
     )
 
     @property
+    def threads_per_worker(self) -> int:
+        """Threads of a worker: as many as it has processors, unless `training` says otherwise."""
+        return self.training.threads_per_worker or max(1, int(self.resources.cpus_per_worker))
+
+    @property
     def batch_sizes(self) -> list[int]:
         """The batch sizes that are searched; one where that is settled."""
         return self.search.batch_sizes or [self.training.batch_size]

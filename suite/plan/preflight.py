@@ -127,20 +127,24 @@ def warn_of_other_runs(
     device: str | None,
     *,
     here: bool = True,
+    threads: int | None = None,
 ) -> None:
     """Say what of this environment differs from that of the runs which the sweep goes on from.
 
-    The leaderboard rejects a row with runs of both, and ranks no rows of both together.
+    The leaderboard rejects a row with runs of other versions or precisions, and ranks no rows of
+    both together. Other threads change times and energies alone.
 
     Args:
         training: Of the sweep.
         states: Its cells.
         device: "cuda" or "cpu"; None = not known yet, so the precision is not either.
         here: Whether the workers are on this host. Others may have other processors or GPUs.
+        threads: Of a worker; None = not known.
     """
     if all_over(states):
         return
     differ: dict[str, None] = {}
+    other_threads = set()
     now = versions()
     precisions: list[Precision] = []
     if device is not None:
@@ -154,6 +158,9 @@ def warn_of_other_runs(
             for package in COMPARED_VERSIONS:
                 if then.get(package) not in (None, now[package]):
                     differ[f"{package} {then[package]} (here {now[package]})"] = None
+            had = result.provenance.get("threads_per_worker")
+            if threads is not None and had not in (None, threads):
+                other_threads.add(had)
             if precisions and result.precision not in (None, *precisions):
                 differ[f"precision {result.precision} (here {' or '.join(precisions)})"] = None
     if differ:
@@ -162,6 +169,13 @@ def warn_of_other_runs(
             "not ranked together: go on with the versions and machines that they had, or give the "
             "sweep another name",
             ", ".join(differ),
+        )
+    if other_threads:
+        log.warning(
+            "runs of this sweep had %s threads a worker (here %d), and times and energies of both "
+            "do not compare: set resources.cpus_per_worker as it was, or give the sweep another name",
+            " or ".join(map(str, sorted(other_threads))),
+            threads,
         )
 
 

@@ -167,8 +167,7 @@ def run_sweep(
         check_data(plan, cache=home.cache, data_root=data_root)
         mirror.push_tokenizers()
         check_lm_eval(plan, home=home, data_root=data_root)
-        threads = config.training.threads_per_worker or int(config.resources.cpus_per_worker)
-        with cluster(address, threads=max(1, threads)) as nodes:
+        with cluster(address, threads=config.threads_per_worker) as nodes:
             if address is not None:
                 check_gpus_are_up(config.resources, states, nodes)
             layout = lay_out(config.resources, nodes, workers=known_workers)
@@ -185,7 +184,13 @@ def run_sweep(
             gpus = _asked_gpus(layout, config.training)
             memory = partial(worker_bytes, plan, layout, nodes, gpus)
             sized = replace(plan, config=as_computed(config, gpus))
-            warn_of_other_runs(sized.config.training, states, layout.device, here=address is None)
+            warn_of_other_runs(
+                sized.config.training,
+                states,
+                layout.device,
+                here=address is None,
+                threads=config.threads_per_worker,
+            )
             decision = decide(sized, layout, memory, home=home, data_root=data_root, where=where)
             log.info("weights: %s: %s", decision.partitioning, decision.why)
             lanes = _lanes(
