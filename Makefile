@@ -55,7 +55,7 @@ test-all: setup
 	@$(MAKE) --no-print-directory -j 2 checks pytest-all
 
 checks:
-	@$(MAKE) --output-sync=target lint site
+	@$(MAKE) --output-sync=target lint
 
 # Three processes for two cores, with a thread each. Files go to them whole, in the order that tests/conftest.py gives.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder

@@ -51,6 +51,10 @@ LONGEST = (
     "test_startup",
     "test_lm_eval",
     "test_unwritable_home",
+    "test_work",
+    "test_untrusted",
+    "test_families",
+    "test_tasks",
 )
 """By the seconds of all their tests, the slow ones too; those beyond these take less than 40."""
 

@@ -415,17 +415,6 @@ def test_a_token_mixer_on_a_causal_model_is_refused_with_the_reason(name: str, f
         check(name, resolved_tiny(family).choice)
 
 
-@pytest.mark.parametrize("name", [*PAPER, *MIXERS])
-def test_a_checkpoint_without_a_pretrain_stage_is_refused_and_random_weights_are_not(
-    name: str,
-) -> None:
-    with pytest.raises(
-        IncompatibleError, match=rf"attention {name} starts from scratch.*pretrain.*config: \{{\}}"
-    ):
-        check(name, BackboneChoice(name="bert-base"))
-    check(name, BackboneChoice(name="bert-base", config={}))
-
-
 def test_el_needs_heads_that_fill_the_hidden_state() -> None:
     with pytest.raises(IncompatibleError, match="4 heads of 16 do not fill the hidden state of 32"):
         check(

@@ -16,8 +16,10 @@ from suite.config.space import peft_spaces
 from suite.config.task_files import task_paths
 from suite.petl import methods
 from suite.record.folder import Home
-from tests.commands import ROOT, shell
+from tests.commands import ROOT, Suite, shell, suite
 from tests.records import write_definition
+
+__all__ = ["suite"]
 
 
 def test_the_names_are_those_of_the_registries() -> None:
@@ -70,17 +72,24 @@ def test_arms_and_cells_of_the_homes_sweeps_are_offered(tmp_path: Path) -> None:
     assert complete.arms(context, "") == [], "a definition that cannot be read offers nothing"
 
 
-def completed(line: str, words: int, cwd: Path) -> list[str]:
-    """What bash is told to offer after `line`, whose word number `words` is being typed."""
-    done = shell(cwd=cwd, _SUITE_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(words))
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+def asked(line: str) -> dict[str, str]:
+    """What bash sets to ask what to offer after `line`."""
+    number = len(line.split(" ")) - 1
+    return {
+        "_SUITE_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(number),
+    }
+
+
+def test_a_process_answers_the_shell(tmp_path: Path) -> None:
+    done = shell(cwd=tmp_path, **asked("suite lead"))
+    assert (done.returncode, done.stdout.split()) == (0, ["leaderboard"]), done.stderr
 
 
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("suite lead", ["leaderboard"]),
         ("suite run quick", ["quickstart"]),
         ("suite params --backbone t5-s", ["t5-small"]),
         ("suite trial --method lor", ["lora"]),
@@ -88,11 +97,17 @@ def completed(line: str, words: int, cwd: Path) -> list[str]:
         ("suite leaderboard --home elsewhere --sweep ", ["other"]),
     ],
 )
-def test_bash_is_offered(tmp_path: Path, line: str, offered: list[str]) -> None:
+def test_bash_is_offered(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, offered: list[str]
+) -> None:
     for home, name in (("runs", "demo"), ("elsewhere", "other")):
         (tmp_path / home / "sweeps").mkdir(parents=True)
         (tmp_path / home / "sweeps" / f"{name}.json").touch()
-    assert completed(line, len(line.split(" ")) - 1, tmp_path) == offered
+    monkeypatch.chdir(tmp_path)
+    for name, value in asked(line).items():
+        monkeypatch.setenv(name, value)
+    code, out, err = suite()
+    assert (code, out.split()) == (0, offered), err
 
 
 def test_completing_imports_neither_torch_nor_transformers() -> None:

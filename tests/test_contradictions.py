@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,10 @@ def test_answers_that_give_another_score_reject_the_row(home: Home) -> None:
     assert "seed 2: its answers score" in row.rejected[0] and "record says 99" in row.rejected[0]
 
 
-def test_a_row_without_answers_says_that_it_cannot_be_verified(home: Home, suite: Suite) -> None:
+def test_a_row_without_answers_says_that_it_cannot_be_verified(
+    home: Home, suite: Suite, empty_db: Path
+) -> None:
+    shutil.copy(empty_db, home.path / "mlflow.db")
     home.trial(confirm_run(home).parent.name).predictions("test").unlink()
     (row,) = sweep_rows(home, "demo")
     assert row.admitted is not False
@@ -165,7 +169,7 @@ def test_a_damaged_record_never_reaches_a_storage(home: Home, tmp_path: Path) ->
     ],
 )
 def test_an_import_computes_its_rows_again(
-    exported: Path, tmp_path: Path, empty_db: Path, changes: dict[str, Any], message: str
+    exported: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     content = json.loads(exported.read_text())
     content["rows"][0] |= changes
@@ -176,23 +180,27 @@ def test_an_import_computes_its_rows_again(
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Path:
     folder = tmp_path_factory.mktemp("exported")
     home = make_home(folder / "home", methods=["lora"], tasks=["agreement"], trials=2)
+    shutil.copy(empty_db, home.path / "mlflow.db")
     assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
     export_results(folder / "rows.json", tracking_uri=home.tracking_uri)
     return folder / "rows.json"
 
 
 def test_imported_rows_are_not_verifiable_and_take_nothing_from_verified_ones(
-    home: Home, tmp_path: Path, suite: Suite
+    home: Home, tmp_path: Path, suite: Suite, empty_db: Path
 ) -> None:
     uri = home.tracking_uri
+    shutil.copy(empty_db, home.path / "mlflow.db")
     assert sync(home, tracking_uri=uri).unreachable is None
     path = tmp_path / "rows.json"
     export_results(path, tracking_uri=uri)
     import_results(path, tracking_uri=uri)  # into the home that has the answers
     other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(empty_db, other / "mlflow.db")
     suite("import-results", path, "--home", other)
     told = {}
     for place in (home.path, other):

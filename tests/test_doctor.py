@@ -8,8 +8,6 @@ import os
 import re
 import shutil
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -25,6 +23,7 @@ import ray
 import torch
 from optuna.study import StudyDirection
 
+from suite.cluster import access
 from suite.cluster.session import cluster
 from suite.doctor import join, machine
 from suite.doctor.cluster import _size, check_cluster, check_versions, judge_clock
@@ -66,19 +65,6 @@ def fake_package(folder: Path, name: str, version: str) -> Path:
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     return folder
-
-
-def in_python(code: str, path: Path) -> str:
-    """What a process prints that searches a folder first."""
-    environment = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    ).stdout
 
 
 # findings
@@ -251,42 +237,29 @@ def test_every_requirement_is_met_here() -> None:
     assert [f.level for f in packages()] == [Level.OK]
 
 
-def test_a_package_of_another_version_fails_with_both_versions(tmp_path: Path) -> None:
-    code = "from suite.doctor.install import packages\nfor f in packages(): print(f.level.value, f.found)"
-    said = in_python(code, fake_package(tmp_path, "optuna", "3.0.0"))
-    assert said == "fail optuna is 3.0.0, expected >=5.0\n"
+def test_a_package_of_another_version_fails_with_both_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(fake_package(tmp_path, "optuna", "3.0.0"))
+    assert [(f.level, f.found) for f in packages()] == [
+        (Level.FAIL, "optuna is 3.0.0, expected >=5.0")
+    ]
 
 
-def test_amdsmi_without_its_library_is_named_and_ray_is_not_started(tmp_path: Path) -> None:
+def test_amdsmi_without_its_library_is_named_and_ray_is_not_started(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "amdsmi").mkdir()
     (tmp_path / "amdsmi" / "__init__.py").write_text("raise KeyError('libamd_smi.so')\n")
     assert amdsmi().level is Level.OK
-    command = [
-        sys.executable,
-        "-m",
-        "suite",
-        "doctor",
-        "--home",
-        str(tmp_path / "home"),
-        "--format",
-        "json",
-    ]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
-        "MLFLOW_TRACKING_URI": "",
-    }
-    done = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        cwd=tmp_path,
-    )
-    rows = {row["check"]: row for row in json.loads(done.stdout)}
-    assert done.returncode == 1, done.stderr
+    # The doctor looks for the package here, and imports it in processes of its own.
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = suite("doctor", "--home", tmp_path / "home", "--format", "json")
+    rows = {row["check"]: row for row in json.loads(out)}
+    assert code == 1, err
     assert rows["amdsmi"]["level"] == "fail" and "uninstall amdsmi" in rows["amdsmi"]["remedy"]
     assert rows["ray"]["level"] == "fail" and "libamd_smi.so" in rows["ray"]["found"]
     assert (
@@ -643,11 +616,13 @@ def test_a_good_cluster_is_in_order_and_nothing_of_the_doctor_stays(
     assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"]
 
 
-def test_a_cluster_that_is_not_there_is_a_failure_and_not_a_traceback(tmp_path: Path) -> None:
-    """In a process of its own: this one is connected."""
-    here = f"from pathlib import Path\nfrom suite.doctor.cluster import check_cluster\nhome = Path({str(tmp_path)!r})\n"
-    said = in_python(f"{here}print(check_cluster('127.0.0.1:9', home=home))", tmp_path)
-    assert "check='cluster'" in said and "Level.FAIL" in said and "127.0.0.1:9" in said
+def test_a_cluster_that_is_not_there_is_a_failure_and_not_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "ANSWER_S", 0.5)
+    (found,) = check_cluster("127.0.0.1:9", home=tmp_path)
+    assert (found.check, found.level) == ("cluster", Level.FAIL)
+    assert "127.0.0.1:9" in found.found
 
 
 def test_a_home_that_takes_no_token_is_a_finding_of_the_cluster(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -72,6 +74,16 @@ def learnt(
     raise AssertionError(f"the loss is still {loss.item()}")
 
 
+@functools.cache
+def _learnt_two(family: str) -> Any:
+    return learnt(objective(family), family, TWO)
+
+
+def learnt_two(family: str) -> Any:
+    """A model of its own that has learnt `TWO`; it is trained once, which takes seconds."""
+    return copy.deepcopy(_learnt_two(family))
+
+
 def test_an_encoder_decoder_reads_the_prompt_and_writes_the_target() -> None:
     features = objective("t5").encode(TWO)
     assert read(features["input_ids"][1]) == "translate: a dog"
@@ -108,7 +120,7 @@ def test_learnt_texts_come_back_alone_and_beside_longer_rows_greedily_and_with_b
     family: str,
 ) -> None:
     """A decoder's shorter prompt is padded on the left, which must change nothing; labels do not influence the answer."""
-    model = learnt(objective(family), family, TWO)
+    model = learnt_two(family)
     wrong = [
         {**row, "gold": ""}
         for row in as_rows(objective(family).encode({**TWO, "de": ["x", "yyyyyyyy"]}))
@@ -177,7 +189,7 @@ def test_a_decoder_deeper_than_its_encoder_writes() -> None:
 def test_a_checkpoints_own_settings_change_no_text(family: str, method: str) -> None:
     """Neither its penalties nor its ends; they are the model's again when the text is there."""
     goal = objective(family)
-    model = written = learnt(goal, family, TWO)
+    model = written = learnt_two(family)
     if method != "full":
         # peft's wrapper asks the model inside, and starts as an identity
         arm = get_method(method).configure({})

@@ -26,10 +26,11 @@ GIB = 1 << 30
 def test_a_torch_that_cannot_use_a_gpu_says_why_before_a_worker_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert local_gpus().problem, "torch's own words"
+    found = local_gpus()
+    assert found.problem, "torch's own words"
 
     def ask(nodes: dict[str, str], function: Callable[[], Gpus], **_: float) -> dict[str, Gpus]:
-        return {node: function() for node in nodes}
+        return {node: found if function is local_gpus else function() for node in nodes}
 
     monkeypatch.setattr(driver, "alive_nodes", lambda *, with_gpu: {"id": "gpu-3 (10.0.0.3)"})
     monkeypatch.setattr(driver, "ask_nodes", ask)

@@ -405,15 +405,18 @@ def refusing() -> Opened:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        (
+        # These two read lm-eval's own index of 14,000 files.
+        pytest.param(
             {"tasks": ["first_chose"]},
             ConfigError,
             "unknown lm-eval task 'first_chose'; did you mean first_choose",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             {"tasks": ["gsm8k"]},
             DataError,
             "lm-eval task gsm8k: cannot be loaded: .*gsm8k.*connect this machine to the hub once, or",
+            marks=pytest.mark.slow,
         ),
         ({"max_length": 500}, ConfigError, "max_length 500: this model has room for 128 tokens"),
         (

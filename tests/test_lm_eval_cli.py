@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,9 @@ def train_all(rank: int, home: Path, data: Path, wanted: list[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, empty_db: Path
+) -> Any:
     """A home with two seeds of a fine-tuned llama and records of a classifying one, and a folder of lm-eval tasks.
 
     Only the slow test wants it well trained; the others want a trial that has ended.
@@ -113,6 +116,8 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with pytest.MonkeyPatch.context() as patch:
         data = write_suite_task(folder, patch)
         home = Home(folder / "runs")
+        home.path.mkdir()
+        shutil.copy(empty_db, home.path / "mlflow.db")
         search, *confirm = specs("full", training=training)
         for spec in (search, *specs("bitfit", decoder_objective="head", sweep="heads")):
             home.trial(spec).write_spec(spec)

@@ -21,7 +21,14 @@ from suite.evaluation.library import Library
 from suite.plan.resources import Layout
 from suite.record.cells import Trial
 from suite.record.folder import Home
-from suite.record.lm_eval import FILE, Evaluation, TaskScores, add_evaluation, read_record
+from suite.record.lm_eval import (
+    FILE,
+    Evaluation,
+    Settings,
+    TaskScores,
+    add_evaluation,
+    read_record,
+)
 from suite.record.spec import Phase
 from suite.storage.mirror import Mirror
 from suite.storage.workspace import Workspace
@@ -178,6 +185,16 @@ def test_what_was_measured_counts_under_the_settings_that_the_sweep_gives(
     add_evaluation(tmp_path, Evaluation(settings=settings, total=total, **ended))
     wanted = config.model_copy(update=changes)
     assert measure._has_all(tmp_path, wanted, library) != left
+
+
+def test_every_setting_of_an_evaluation_is_asked_for(tmp_path: Path) -> None:
+    """One that is not would leave old numbers standing after a change of the sweep."""
+    folder = write_lm_tasks(tmp_path / "lm", count=6)
+    config = LmEvalConfig(
+        tasks=["first_choose"], include_path=str(folder), dtype="fp32", max_length=64
+    )
+    (request,) = parse_requests(config.tasks)
+    assert measure._asked(request, config, Library(folder)).keys() == Settings.model_fields.keys()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import shutil
 from collections.abc import Callable, Mapping
@@ -44,12 +45,16 @@ def with_sources(result: TrialResult, sources: Mapping[str, str]) -> TrialResult
     return result.model_copy(update={"phases": phases, "provenance": provenance})
 
 
-@pytest.fixture
-def report_of(tmp_path: Path, empty_db: Path) -> Callable[[Mapping[str, str]], Report]:
-    """Makes the report of two methods whose trials have these sources by phase."""
+@pytest.fixture(scope="module")
+def report_of(
+    tmp_path_factory: pytest.TempPathFactory, empty_db: Path
+) -> Callable[[Mapping[str, str]], Report]:
+    """Makes the report of two methods whose trials have these sources by phase; it is to be read only."""
 
-    def make(sources: Mapping[str, str]) -> Report:
-        home = Home(tmp_path / "home")
+    @functools.cache
+    def make(*given: tuple[str, str]) -> Report:
+        sources = dict(given)
+        home = Home(tmp_path_factory.mktemp("home"))
         write_definition(home, ["full", "lora"], ["agreement"], trials=1, seeds=[1, 2])
         for method in ("full", "lora"):
             for seed in (0, 1, 2):
@@ -59,7 +64,7 @@ def report_of(tmp_path: Path, empty_db: Path) -> Callable[[Mapping[str, str]], R
         assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
         return read(home.path)
 
-    return make
+    return lambda sources: make(*sources.items())
 
 
 def test_energy_that_a_counter_measured_is_not_said_to_come_from_the_estimate_beside_it(

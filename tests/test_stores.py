@@ -42,6 +42,7 @@ from tests.records import (
     make_home,
     make_result,
     make_spec,
+    synced,
     write_cell,
     write_definition,
     write_trial,
@@ -234,10 +235,11 @@ def test_drivers_that_meet_at_an_empty_database_make_its_tables_once(database: P
 
 
 def test_sqlite_on_a_network_file_system_is_refused_for_writing_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_db: Path
 ) -> None:
-    home = make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=1, seeds=[1])
-    sync(home, tracking_uri=home.tracking_uri)
+    home = synced(
+        make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=1, seeds=[1]), empty_db
+    )
     mounts = [
         SimpleNamespace(mountpoint="/", fstype="ext4"),
         SimpleNamespace(mountpoint=str(tmp_path), fstype="autofs"),

@@ -133,8 +133,10 @@ def test_a_folder_that_cannot_be_written_is_reported_not_raised(tmp_path: Path) 
     assert "cannot be opened" in report.unreachable
 
 
-def test_a_database_of_another_mlflow_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    path = make_store(tmp_path / "mlflow.db")
+def test_a_database_of_another_mlflow_is_refused_and_left_as_it_is(
+    tmp_path: Path, empty_db: Path
+) -> None:
+    path = Path(shutil.copy(empty_db, tmp_path / "mlflow.db"))
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = 'cafe'")
     for create in (False, True):

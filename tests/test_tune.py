@@ -123,10 +123,9 @@ def test_a_sweep_runs_through_and_tells_its_listeners(home: Home, data_root: Pat
             trainer=FAKE,
         )
 
-    more = run_sweep(
-        toy_sweep(confirm={"seeds": [1, 2, 3]}), home=home, data_root=data_root, trainer=FAKE
-    )
-    assert more.ok and more.finished == 2, "a new seed only adds its runs"
+    more = make_plan(toy_sweep(confirm={"seeds": [1, 2, 3]}), where="toy")
+    added = run_all(TrialQueue(more, home, slots=1), home)
+    assert [spec.seed for spec in added] == [3, 3], "a new seed only adds its runs"
 
 
 @pytest.mark.slow
@@ -473,6 +472,18 @@ def test_more_workers_than_the_cluster_holds_is_an_error_before_any_worker(
             trainer=FAKE,
         )
     assert not calls(home) and not (home.path / "trials").exists()
+
+
+def test_a_sweep_that_cannot_be_measured_stores_no_definition_that_could_not_be_mended(
+    home: Home, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise IncompatibleError("search.objective: no energy here")
+
+    monkeypatch.setattr(driver, "check_measurable", refuse)
+    with pytest.raises(IncompatibleError, match="no energy here"):
+        run_sweep(small(), home=home, data_root=data_root, trainer=FAKE)
+    assert not list((home.path / "sweeps").glob("*.json"))
 
 
 def test_fewer_rows_than_a_batch_are_an_error_before_any_worker(

@@ -173,7 +173,7 @@ def warn_of_other_runs(
     if other_threads:
         log.warning(
             "runs of this sweep had %s threads a worker (here %d), and times and energies of both "
-            "do not compare: set resources.cpus_per_worker as it was, or give the sweep another name",
+            "do not compare: set resources.cpus_per_worker as it was, or name the sweep otherwise",
             " or ".join(map(str, sorted(other_threads))),
             threads,
         )

@@ -29,8 +29,6 @@ from tests.toy import PAD, disturb, logits_of, loss_of, make_head
 
 OPTIONS: dict[str, Options] = {"window": {"window": 3, "sinks": 1}}
 """Options of a variant whose defaults do not fit two layers of width 32 with four heads."""
-SHAPES: dict[tuple[str, str], Options] = {}
-"""Changes to the configuration of a tiny backbone that a variant cannot be applied to."""
 DEAD = {"mhe-add": ".heads.key"}
 """How the names of parameters end that cannot learn: a shift of all keys cancels in the softmax."""
 ROUNDING = 1e-5
@@ -45,7 +43,7 @@ TOLERANCE = 1e-5
 
 
 def make(name: str, family: str, **how: Any) -> tuple[Any, Family, Variant[Any]]:
-    return converted(name, family, OPTIONS.get(name, {}), **SHAPES.get((name, family), {}), **how)
+    return converted(name, family, OPTIONS.get(name, {}), **how)
 
 
 @functools.cache
@@ -54,6 +52,12 @@ def shared(name: str, family: str) -> tuple[Any, Family, Variant[Any]]:
     model, found, variant = make(name, family)
     disturb(model, seed=8)
     return model, found, variant
+
+
+@functools.cache
+def unconverted(family: str) -> Any:
+    """For tests that leave the model as it is."""
+    return backbone(family)[0]
 
 
 # ---- what it is --------------------------------------------------------------------------------------------------------
@@ -75,7 +79,7 @@ def test_in_shapes_only_it_has_the_same_parameters_in_the_backbones_type(
     name: str, family: str
 ) -> None:
     model, found, variant = shared(name, family)
-    resolved = resolved_backbone(family, **SHAPES.get((name, family), {}))
+    resolved = resolved_backbone(family)
     shapes: Any = build(resolved, make_head(answer_of(family)), meta=True)
     shapes = shapes.to(torch.bfloat16)
     before = torch.get_rng_state()
@@ -95,7 +99,7 @@ def test_its_new_parameters_are_in_the_model_and_not_in_the_backbones(
     model, found, variant = shared(name, family)
     names = {id(p): n for n, p in model.named_parameters()}
     new = {names[id(p)] for p in variant.new_parameters(model, found)}
-    plain, _ = backbone(family, **SHAPES.get((name, family), {}))
+    plain = unconverted(family)
     assert not new & dict(plain.named_parameters()).keys()
 
 
@@ -284,7 +288,7 @@ def test_beams_carry_their_own_caches(name: str, family: str) -> None:
 @every_decoder
 def test_the_cache_holds_as_many_bytes_as_the_formula_says(name: str, family: str) -> None:
     model, found, variant = shared(name, family)
-    plain, _ = backbone(family, **SHAPES.get((name, family), {}))
+    plain = unconverted(family)
     ids = torch.randint(10, 50, (2, 7), generator=torch.Generator().manual_seed(4))
     settings = {
         "max_new_tokens": 5,
