@@ -111,7 +111,7 @@ def take_prepared(model: nn.Module, folder: Path) -> None:
     """
     try:
         prepared = load_file(folder / PREPARED)
-    except (OSError, SafetensorError) as error:
+    except (FileNotFoundError, SafetensorError) as error:
         raise _damaged(folder, error) from error
     with torch.no_grad():
         for name, tensor in prepared.items():
@@ -231,7 +231,7 @@ def kept_record(folder: Path) -> PreparationRecord:
         CLOCK.sleep(0.05)
     try:
         own = PreparationRecord.model_validate_json((folder / COST).read_bytes())
-    except (OSError, ValidationError) as error:
+    except (FileNotFoundError, ValidationError) as error:
         raise _damaged(folder, error) from error
     # Hosts without a common disk may each have prepared their own.
     of_rank_0: PreparationRecord = gather_objects(own)[0]
