@@ -163,7 +163,6 @@ def read_back(spec: TrialSpec) -> TrialSpec:
     return TrialSpec.model_validate_json(spec.model_dump_json())
 
 
-@pytest.mark.usefixtures("toy_roots")
 def test_every_setting_of_training_is_the_stages_the_sweeps_or_means_nothing_before_a_task() -> (
     None
 ):
@@ -194,6 +193,7 @@ def test_weights_of_another_vocabulary_than_is_trained_now_are_refused(tmp_path:
             _check_vocabulary(folder, *given)
 
 
+@pytest.mark.usefixtures("toy_roots")
 def test_what_changes_the_weights_changes_the_hash_and_nothing_else_does() -> None:
     (run,) = planned().pretrains
     for change in (

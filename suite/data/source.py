@@ -270,13 +270,27 @@ class FileSource(Source):
         """
         assert self.task is not None
         column = self.names.get(self.task.label.column, self.task.label.column)
-        words = {*(self.task.label.words or ())}
+        word_of = _words(self.task)
         for split in self.task.splits.sources:
             table = read_file(self.data, split)
             for row, text in enumerate(label_texts(table, column)):
-                if text not in words:
+                if word_of(text) is None:
                     return f"{table.place(row)}: column {column!r} holds {text!r}"
         return None
+
+
+def _words(task: LabelTask) -> Callable[[str], str | None]:
+    """A function that gives the word that a label is, or None where it is none."""
+    words = {word: word for word in task.label.words or ()}
+    # A table writes the word "1" as 1.0 once its column had a gap.
+    by_value = {int(float(word)): word for word in words if WHOLE.fullmatch(word)}
+
+    def word_of(text: str) -> str | None:
+        if text not in words and WHOLE.fullmatch(text):
+            return by_value.get(int(float(text)))
+        return words.get(text)
+
+    return word_of
 
 
 def _labels(file: Table, column: str, task: LabelTask, *, no_word: str | None) -> pa.Array:
@@ -306,7 +320,8 @@ def _labels(file: Table, column: str, task: LabelTask, *, no_word: str | None) -
         return pa.array(numbers, pa.float64())
     # words first: a star rating of 1 is the word "1", and not the second of the words
     if no_word is None:
-        return pa.array(texts)
+        word_of = _words(task)
+        return pa.array([word_of(text) or text for text in texts])
     truths = {"false": "0", "true": "1"}
     if task.label.true_first:
         truths = {"true": "0", "false": "1"}
@@ -316,10 +331,6 @@ def _labels(file: Table, column: str, task: LabelTask, *, no_word: str | None) -
         return pa.array(texts)
     wholes = [int(float(text)) for text in positions]
     words = task.label.words or ()
-    # A table writes the word "1" as 1.0 once its column had a gap.
-    same = {int(float(word)): word for word in words if WHOLE.fullmatch(word)}
-    if same.keys() >= set(wholes):
-        return pa.array([same[number] for number in wholes])
     # numbers may be words, and then the one that is none of them is at fault
     if all(0 <= number < len(words) for number in wholes) or not {*words}.intersection(texts):
         return pa.array(wholes, pa.int64())
