@@ -321,7 +321,10 @@ def test_rows_of_another_version_are_replaced_by_an_import(
     monkeypatch.setattr("suite.leaderboard.file.SCHEMA_VERSION", "another")
     import_results(path, tracking_uri=merged.tracking_uri)
     monkeypatch.undo()
-    with pytest.raises(TrackingError, match=r"schema version another.*import the results"):
+    whose = f"^sweep demo of home {home_id(cluster)}: "
+    with pytest.raises(
+        TrackingError, match=rf"{whose}.*schema version another.*import the results"
+    ):
         rows(merged)
     import_results(path, tracking_uri=merged.tracking_uri)
     assert rows(merged) == rows(cluster)

@@ -148,8 +148,16 @@ def rows_of(store: Store, runs: Sequence[StoredRun]) -> list[Row]:
 
 
 def _read_all(store: Store, runs: Sequence[StoredRun]) -> Iterable[list[Row]]:
+    def read(run: StoredRun) -> list[Row]:
+        try:
+            return published(store, run)
+        except TrackingError as error:
+            # The path alone may be that of a download, and the sweep another home's.
+            whose = f"sweep {run.tag('sweep')} of home {run.tag('suite.home')}"
+            raise TrackingError(f"{whose}: {error}") from error
+
     # A database without a server reads its files from this disk, where threads save nothing.
     if not store.is_remote:
-        return [published(store, run) for run in runs]
+        return [read(run) for run in runs]
     with ThreadPoolExecutor(DOWNLOADS) as pool:
-        return list(pool.map(lambda run: published(store, run), runs))
+        return list(pool.map(read, runs))
