@@ -216,7 +216,7 @@ def test_trials_beyond_a_lowered_budget_or_of_an_edited_task_do_not_count(home: 
     row = only_row(home)
     assert (row.search_trials, row.learning_rate, row.status) == (2, RATES[1], "partial")
     (report,) = cell_reports(home, "demo")
-    assert report.left_out == 2 and report.notes[-1].startswith("search trials left out: 2, beyond")
+    assert report.left_out == 2 and report.notes[-1].startswith("search trials left out: 2 (beyond")
     plan = read_plan(home, "demo")
     (cell,) = plan.cells
     edited = replace(cell, task=cell.task.model_copy(update={"version": 2}))

@@ -111,14 +111,10 @@ class HangingRay:
         self.cancelled.append(reference)
 
 
-def test_a_measurement_that_hangs_ends_at_the_deadline_of_all_tasks_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hanging = HangingRay()
-    monkeypatch.setattr(measure, "ray", hanging)
-    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=lambda: hanging.now_s))
-    config = sweep(write_lm_tasks(tmp_path / "lm", count=6))
-    home = Home(tmp_path / "runs")
+def measured_twice(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """What could not be measured of two confirmed runs, with 50 s for a task; and their folders."""
+    config = sweep(write_lm_tasks(folder / "lm", count=6))
+    home = Home(folder / "runs")
     specs = [make_spec("full", seed=seed) for seed in (1, 2)]
     trials = [Trial(home.trial(spec), spec, make_result(spec)) for spec in specs]
     plan: Any = SimpleNamespace(config=config)
@@ -126,12 +122,19 @@ def test_a_measurement_that_hangs_ends_at_the_deadline_of_all_tasks_and_says_so(
     timeouts = config.timeouts.model_copy(update={"epoch_s": 50.0})
     settings = RunSettings(Workspace(home), Layout(1, 1.0, 0.0, 1), timeouts)
     failed = measure.measure_confirmed(plan, states, settings)
+    return failed, [str(trial.folder.path) for trial in trials]
+
+
+def test_a_measurement_that_hangs_ends_at_the_deadline_of_all_tasks_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = HangingRay()
+    monkeypatch.setattr(measure, "ray", hanging)
+    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=lambda: hanging.now_s))
+    failed, folders = measured_twice(tmp_path)
     assert hanging.now_s == 2 * 50.0, "two models of one task each"
     assert len(hanging.cancelled) == 2
-    assert failed == {
-        str(trial.folder.path): "no answer within 50 s a task (timeouts.epoch_s)"
-        for trial in trials
-    }
+    assert failed == dict.fromkeys(folders, "no answer within 50 s a task (timeouts.epoch_s)")
 
 
 class AnsweringRay(HangingRay):
@@ -152,15 +155,8 @@ def test_a_storage_that_is_away_leaves_what_was_measured_to_the_next_run(
 
     monkeypatch.setattr(measure, "ray", AnsweringRay())
     monkeypatch.setattr(Mirror, "fetch_file", away)
-    config = sweep(write_lm_tasks(tmp_path / "lm", count=6))
-    home = Home(tmp_path / "runs")
-    specs = [make_spec("full", seed=seed) for seed in (1, 2)]
-    trials = [Trial(home.trial(spec), spec, make_result(spec)) for spec in specs]
-    plan: Any = SimpleNamespace(config=config)
-    states: Any = {"cell": SimpleNamespace(confirmed=trials)}
-    settings = RunSettings(Workspace(home), Layout(1, 1.0, 0.0, 1), config.timeouts)
-    failed = measure.measure_confirmed(plan, states, settings)
-    assert failed == {str(trial.folder.path): "s3://bucket: no answer" for trial in trials}
+    failed, folders = measured_twice(tmp_path)
+    assert failed == dict.fromkeys(folders, "s3://bucket: no answer")
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ class CellState:
     def left_out(self) -> int:
         """Its search trials that have ended and count in no figure.
 
-        They lie beyond the budget or the range of now, or belong to an earlier definition.
+        They lie beyond today's budget or range, or come from an earlier definition.
         """
         return self.unplanned + len(ended(self.search.values())) - len(ended(self.searched))
 

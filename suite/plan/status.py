@@ -133,8 +133,8 @@ class CellReport:
             notes.append("scores may still rise at the edge")
         if self.left_out:
             notes.append(
-                f"search trials left out: {self.left_out}, beyond the budget or range of now or of "
-                "an earlier definition"
+                f"search trials left out: {self.left_out} (beyond today's budget or range, or from "
+                "an earlier definition)"
             )
         if self.own_code is not None:
             notes.append(f"runs code of its checkpoint, {self.own_code}")

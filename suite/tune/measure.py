@@ -129,7 +129,7 @@ def measure_confirmed(
             failed |= _outcome(reference, job)
             try:
                 mirror.fetch_file(job.folder / FILE)
-            # What was measured lies there, and the next run or `suite sync` fetches it.
+            # What was measured lies there, and the next run's worker fetches it first.
             except (StorageError, OSError) as error:
                 failed[str(job.folder)] = str(error)
     why = f"no answer within {settings.timeouts.epoch_s:g} s a task (timeouts.epoch_s)"
