@@ -330,6 +330,33 @@ def test_rows_of_another_version_are_replaced_by_an_import(
     assert rows(merged) == rows(cluster)
 
 
+def test_rows_of_another_version_hide_no_other_sweep_of_a_store(
+    cluster: Home,
+    merged: Home,
+    empty_db: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    uri = merged.tracking_uri
+    path = tmp_path / "results.json"
+    export_results(path, tracking_uri=cluster.tracking_uri)
+    monkeypatch.setattr("suite.leaderboard.file.SCHEMA_VERSION", "another")
+    import_results(path, tracking_uri=uri)
+    monkeypatch.undo()
+    with pytest.raises(TrackingError, match="schema version another"):
+        leaderboard(uri)
+    other = new_home(tmp_path / "other", empty_db)
+    make_home(other.path, ["lora"], ["agreement"], trials=1, seeds=[1], sweep="other")
+    sync(other, tracking_uri=uri)
+    assert set(leaderboard(uri)["sweep"]) == {"other"}
+    (warning,) = caplog.messages
+    assert warning.startswith(f"left out: sweep demo of home {home_id(cluster)}: ")
+    # A file for others would lack a sweep, and say so to nobody.
+    with pytest.raises(TrackingError, match="schema version another"):
+        export_results(path, tracking_uri=uri)
+
+
 def test_one_sweep_can_be_taken_out_of_several(
     cluster: Home, merged: Home, empty_db: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from suite.leaderboard.choice import TARGET_FRAC, Choice, Sort, sort_of
 from suite.leaderboard.fields import Row
 from suite.leaderboard.table import Chosen, choose, leaderboard_of
 from suite.tracking.kept_runs import note, recall, state_of
-from suite.tracking.rows import rows_of, runs_with_rows
+from suite.tracking.rows import readable_rows, runs_with_rows
 from suite.tracking.store import Store, open_store, sqlite_path
 
 if TYPE_CHECKING:
@@ -40,11 +40,12 @@ def leaderboard(
         rejected: Whether rejected rows are there too.
 
     Returns:
-        The table that `suite.leaderboard.table.leaderboard_of` makes.
+        The table that `suite.leaderboard.table.leaderboard_of` makes. A sweep whose file of rows
+        cannot be read is left out, with a warning in the log.
 
     Raises:
-        TrackingError: The store cannot be read, has no results, or none of that sweep, task, method
-            or attention.
+        TrackingError: The store or all of its files of rows cannot be read, or it has no results,
+            or none of that sweep, task, method or attention.
         UnknownNameError: `sort` is no sort key.
 
     Example:
@@ -80,14 +81,14 @@ def _rows(tracking_uri: str, sweep: str | None, sort: str) -> list[Row]:
         kept = [run for run in recall(path) if sweep in (None, run.tags["sweep"])]
         if kept:
             # Not opened: its files are on this disk, and MLflow is not needed to read them.
-            return rows_of(Store(tracking_uri), kept)
+            return readable_rows(Store(tracking_uri), kept)
     # A reader makes no tables: a wrong path must not leave an empty database behind.
     store = open_store(tracking_uri, create=False)
     if path is None:
-        return rows_of(store, runs_with_rows(store, sweep))
+        return readable_rows(store, runs_with_rows(store, sweep))
     # Opening it may have merged what a writer left in sqlite's log.
     before = state_of(path)
     runs = runs_with_rows(store, sweep)
     if sweep is None:
         note(path, before, runs)
-    return rows_of(store, runs)
+    return readable_rows(store, runs)

@@ -7,8 +7,9 @@ whole, whatever the store of the files is.
 
 from __future__ import annotations
 
+import logging
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from suite.leaderboard.file import read_rows as read_file
 from suite.leaderboard.file import write_rows as write_file
 from suite.tracking.notes import NOTE, rows_note
 from suite.tracking.store import START, Store, StoredRun, without_password
+
+log = logging.getLogger(__name__)
 
 KIND = "leaderboard"
 NAMES = ("leaderboard-0.parquet", "leaderboard-1.parquet")
@@ -139,25 +142,56 @@ def rows_of(store: Store, runs: Sequence[StoredRun]) -> list[Row]:
     Raises:
         TrackingError: There is none, or a file of rows cannot be read.
     """
-    rows: list[Row] = []
-    for found in _read_all(store, runs):
-        rows += found
+    rows, unread = _read_all(store, runs)
+    if unread:
+        raise unread[0]
+    return _not_empty(rows, store)
+
+
+def readable_rows(store: Store, runs: Sequence[StoredRun]) -> list[Row]:
+    """Every cell in those files of some runs that can be read; a warning names each of the others.
+
+    One sweep that another version of the suite wrote must not hide all others of a shared store.
+
+    Raises:
+        TrackingError: There is none, or no file can be read.
+    """
+    rows, unread = _read_all(store, runs)
+    if unread and not rows:
+        raise unread[0]
+    for error in unread:
+        log.warning("left out: %s", error)
+    return _not_empty(rows, store)
+
+
+def _not_empty(rows: list[Row], store: Store) -> list[Row]:
     if not rows:
         raise TrackingError(f"no results yet in {without_password(store.uri)}; {START}")
     return rows
 
 
-def _read_all(store: Store, runs: Sequence[StoredRun]) -> Iterable[list[Row]]:
-    def read(run: StoredRun) -> list[Row]:
+def _read_all(store: Store, runs: Sequence[StoredRun]) -> tuple[list[Row], list[TrackingError]]:
+    """The rows of all files that can be read, and why each of the others cannot."""
+
+    def read(run: StoredRun) -> list[Row] | TrackingError:
         try:
             return published(store, run)
         except TrackingError as error:
             # The path alone may be that of a download, and the sweep another home's.
             whose = f"sweep {run.tag('sweep')} of home {run.tag('suite.home')}"
-            raise TrackingError(f"{whose}: {error}") from error
+            return TrackingError(f"{whose}: {error}")
 
     # A database without a server reads its files from this disk, where threads save nothing.
-    if not store.is_remote:
-        return [read(run) for run in runs]
-    with ThreadPoolExecutor(DOWNLOADS) as pool:
-        return list(pool.map(read, runs))
+    if store.is_remote:
+        with ThreadPoolExecutor(DOWNLOADS) as pool:
+            found = list(pool.map(read, runs))
+    else:
+        found = [read(run) for run in runs]
+    rows: list[Row] = []
+    unread = []
+    for one in found:
+        if isinstance(one, TrackingError):
+            unread.append(one)
+        else:
+            rows += one
+    return rows, unread
