@@ -265,6 +265,27 @@ def test_what_a_decoder_writes_needs_memory_as_what_it_reads() -> None:
     assert [case.objective.trained_positions for case in both] == [16, 112]
 
 
+def test_the_targets_of_t5s_pretraining_need_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = toy_sweep(
+        backbones=[tiny_choice("t5", vocab_size=32128)],
+        attention=["mhe-add"],
+        methods=["full"],
+        tasks=["entailment"],
+        training={"target_max_length": 16},
+        pretrain={"corpus": "entailment", "steps": 2, "max_length": 512, "batch_size": 16},
+    )
+    plan = make_plan(sweep, where="toy", world_size=2)
+    cases = list(fit._cases(plan, where="toy", cache=None, data_root=None))
+    targets = {case.pretrains: case.objective.trained_targets for case in cases}
+    assert targets == {False: 16, True: 114}
+    (stage,) = [case for case in cases if case.pretrains]
+    needed = stage.needed_bytes(WHOLE, device="cuda")
+    monkeypatch.setattr(type(stage.objective), "trained_targets", 16)
+    # The logits of the other targets alone.
+    logits = (114 - 16) * 8 * 32128 * 4
+    assert needed - stage.needed_bytes(WHOLE, device="cuda") > logits
+
+
 LAYOUTS = (RESIDENT, PARTITIONED, WHOLE)
 
 

@@ -213,6 +213,11 @@ class Objective(ABC):
         """Tokens of the longest sequence that the model trains on."""
         return self.positions
 
+    @property
+    def trained_targets(self) -> int:
+        """Tokens of the longest text that an encoder-decoder learns to write."""
+        return self.training.target_max_length
+
     def signatures(self) -> dict[str, str]:
         """Metric -> how exactly it was computed, for metrics that come in versions."""
         return {}

@@ -221,8 +221,12 @@ class SpanObjective(PretrainingObjective):
         self.hidden, self.spans = self._spans(self.block_tokens)
         self.sentinels = sentinels(tokenizer, self.spans)
 
-    def predicted_tokens(self, block: Sequence[int]) -> int:
+    @property
+    def trained_targets(self) -> int:
         return self.hidden + self.spans + len(self.end)
+
+    def predicted_tokens(self, block: Sequence[int]) -> int:
+        return self.trained_targets
 
     def corrupt(self, block: Ids, draw: np.random.Generator) -> tuple[list[int], list[int]]:
         # a block starts with a kept stretch and ends with a hidden one, as in T5's code

@@ -66,7 +66,7 @@ class Case:
             micro_batch=micro * choices,
             # a decoder reads prompt and target in one sequence
             seq=self.objective.trained_positions,
-            target=training.target_max_length,
+            target=self.objective.trained_targets,
             ranks=self.ranks,
             zero=partitioning.zero_stage,
             frozen_weights=partitioning.frozen_weights,
