@@ -115,6 +115,10 @@ class TrackingError(SuiteError):
     """The tracking server cannot be read."""
 
 
+class UnreadableRowsError(TrackingError):
+    """A file of rows is there and cannot be used: damaged, or of another version."""
+
+
 class StatisticsError(SuiteError):
     """Stored answers that allow no inference: absent, too few, or not to the same items."""
 

@@ -25,7 +25,7 @@ from suite.tracking.exchange import (
     import_results,
     read_results,
 )
-from suite.tracking.rows import read_rows
+from suite.tracking.rows import published, read_rows
 from suite.tracking.sweep_runs import SweepRuns
 from tests.answers import some_right, write_confirmed
 from tests.commands import Suite, suite
@@ -330,6 +330,12 @@ def test_rows_of_another_version_are_replaced_by_an_import(
     assert rows(merged) == rows(cluster)
 
 
+def away(store: Any, run: Any) -> Any:
+    if run.tag("sweep") == "demo":
+        raise store.explain(OSError("timed out"))
+    return published(store, run)
+
+
 def test_rows_of_another_version_hide_no_other_sweep_of_a_store(
     cluster: Home,
     merged: Home,
@@ -352,6 +358,11 @@ def test_rows_of_another_version_hide_no_other_sweep_of_a_store(
     assert set(leaderboard(uri)["sweep"]) == {"other"}
     (warning,) = caplog.messages
     assert warning.startswith(f"left out: sweep demo of home {home_id(cluster)}: ")
+    # A store that does not answer is no such file: nobody knows what it holds.
+    with monkeypatch.context() as patch:
+        patch.setattr("suite.tracking.rows.published", away)
+        with pytest.raises(TrackingError, match="timed out"):
+            leaderboard(uri)
     # A file for others would lack a sweep, and say so to nobody.
     with pytest.raises(TrackingError, match="schema version another"):
         export_results(path, tracking_uri=uri)

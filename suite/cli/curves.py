@@ -47,14 +47,15 @@ def curves(
     """Show every learning rate that a cell's search tried, with its validation score."""
     # MLflow takes seconds to import, and `--help` must not wait for it.
     from suite.record.folder import Home
-    from suite.tracking.rows import read_rows
+    from suite.tracking.rows import readable_rows, runs_with_rows
     from suite.tracking.store import open_store, resolve_uri
 
     # Checked before the store is read: that may take a while.
     if figure is not None and figure.suffix != ".png":
         raise ConfigError(f"--figure {figure}: expected a name that ends in .png")
     uri = resolve_uri(Home(home_to_read(home, tracking_uri)), tracking_uri)
-    cells = chosen(read_rows(open_store(uri, create=False), sweep), cell)
+    store = open_store(uri, create=False)
+    cells = chosen(readable_rows(store, runs_with_rows(store, sweep)), cell)
     rows = []
     for one in cells:
         rows += points(one)

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 
 from suite.config.hashing import short_hash
 from suite.config.names import KINDS, why_not
-from suite.errors import TrackingError
+from suite.errors import UnreadableRowsError
 from suite.files import replacing
 from suite.leaderboard.fields import BY_NAME, FIELDS, NAMES, Kind, Row, row_of
 
@@ -59,7 +59,7 @@ def read_rows(path: Path, *, remedy: str | None = None) -> list[Row]:
         remedy: What helps where it is no whole file of this version; None = it is a store's.
 
     Raises:
-        TrackingError: There is no such file; it was cut, is another kind of file, has another
+        UnreadableRowsError: There is no such file; it was cut, is another kind of file, has another
             schema version, or a name in it could lead out of a folder.
     """
     import pyarrow as pa
@@ -72,34 +72,38 @@ def read_rows(path: Path, *, remedy: str | None = None) -> list[Row]:
         with pq.ParquetFile(path) as file:
             table = file.read()
     except FileNotFoundError:
-        raise TrackingError(f"{path}: no such file; run: suite sync") from None
+        raise UnreadableRowsError(f"{path}: no such file; run: suite sync") from None
     # A damaged schema ends in a UnicodeDecodeError, a kind of ValueError.
     except (OSError, ValueError, pa.ArrowException) as error:
         # pyarrow's messages may have many lines, of which the first says what is wrong.
         reason = str(error).partition("\n")[0]
-        raise TrackingError(f"{path}: not a whole file of rows: {reason}; {damaged}") from None
+        raise UnreadableRowsError(
+            f"{path}: not a whole file of rows: {reason}; {damaged}"
+        ) from None
     version = (table.schema.metadata or {}).get(VERSION_KEY)
     if version is None:
-        raise TrackingError(f"{path}: parquet, but no file of rows; {damaged}")
+        raise UnreadableRowsError(f"{path}: parquet, but no file of rows; {damaged}")
     if version != SCHEMA_VERSION.encode():
-        raise TrackingError(
+        raise UnreadableRowsError(
             f"{path}: got rows of schema version {version.decode(errors='replace')}, expected "
             f"{SCHEMA_VERSION}: another version of the suite wrote it; {outdated}"
         )
     # The version says what should be there; a file that another program wrote may still lack it.
     absent = sorted(set(NAMES) - set(table.column_names))
     if absent:
-        raise TrackingError(f"{path}: lacks the columns {', '.join(absent)}; {damaged}")
+        raise UnreadableRowsError(f"{path}: lacks the columns {', '.join(absent)}; {damaged}")
     try:
         columns = [_values(table, name) for name in NAMES]
     except (ValueError, KeyError, RecursionError) as error:
-        raise TrackingError(f"{path}: not what this suite writes: {error}; {damaged}") from None
+        raise UnreadableRowsError(
+            f"{path}: not what this suite writes: {error}; {damaged}"
+        ) from None
     for kind in KINDS:
         # Few names stand in many rows, so each is looked at once.
         for name in set(columns[NAMES.index(kind)]):
             wrong = why_not(kind, name or "")
             if wrong is not None:
-                raise TrackingError(f"{path}: {wrong}; {damaged}")
+                raise UnreadableRowsError(f"{path}: {wrong}; {damaged}")
     rows = []
     for values in zip(*columns, strict=True):
         rows.append(row_of(dict(zip(NAMES, values, strict=True))))

@@ -34,7 +34,7 @@ from suite.report import values
 from suite.report.names import Arm, arms_of, key_in_home, own_key
 from suite.report.table import rows_where, rows_with, rows_without, values_of
 from suite.storage.identity import identity_path
-from suite.tracking.rows import read_rows
+from suite.tracking.rows import readable_rows, runs_with_rows
 
 if TYPE_CHECKING:
     from suite.tracking.store import Store
@@ -301,7 +301,7 @@ def read(
     if sweep is None:
         sweep = _only(_sweeps_of(store, place))
     # Rejected rows, too: the report says what was taken out, and why.
-    stored = read_rows(store, sweep)
+    stored = readable_rows(store, runs_with_rows(store, sweep))
     rows = plain(choose(stored, rejected=True, sort=sort).rows)
     own = _own_id(place)
     several_homes = len(set(values_of(rows, "home"))) > 1

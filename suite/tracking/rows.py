@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from suite.errors import TrackingError, UnknownNameError
+from suite.errors import TrackingError, UnknownNameError, UnreadableRowsError
 from suite.files import sha256
 from suite.leaderboard.fields import Row
 from suite.leaderboard.file import read_rows as read_file
@@ -80,8 +80,9 @@ def published(store: Store, run: StoredRun) -> list[Row]:
     """The rows that a run has; empty where none were published yet.
 
     Raises:
-        TrackingError: The file is not there, not whole, or of another schema version; or the tag
-            names no file of ours.
+        UnreadableRowsError: The file is not there, not whole, or of another schema version; or the
+            tag names no file of ours.
+        TrackingError: The store does not give it.
     """
     for _ in range(ATTEMPTS):
         name, _, digest = run.tags.get(TAG, "").partition(" ")
@@ -89,7 +90,7 @@ def published(store: Store, run: StoredRun) -> list[Row]:
             return []
         # It becomes a part of a path, and anybody may have written the database.
         if name not in NAMES:
-            raise TrackingError(
+            raise UnreadableRowsError(
                 f"{without_password(store.uri)}: run {run.id}: the tag {TAG} names the file "
                 f"{name!r}, expected one of {', '.join(NAMES)}; suite sync writes it again"
             )
@@ -99,7 +100,7 @@ def published(store: Store, run: StoredRun) -> list[Row]:
                 return read_file(path)
         # Perhaps it was replaced twice since the run was read: then the tag is another by now.
         run = store.run(run.id)
-    raise TrackingError(
+    raise UnreadableRowsError(
         f"{without_password(store.uri)}: {run.files}/{name}: not there, or not as it was written; "
         "docs/stores.md says who must reach the files of a store; suite sync writes it again"
     )
@@ -133,28 +134,19 @@ def read_rows(store: Store, sweep: str | None = None) -> list[Row]:
     Raises:
         TrackingError: There is none, or a file of rows cannot be read.
     """
-    return rows_of(store, runs_with_rows(store, sweep))
-
-
-def rows_of(store: Store, runs: Sequence[StoredRun]) -> list[Row]:
-    """Every cell in the files of some runs.
-
-    Raises:
-        TrackingError: There is none, or a file of rows cannot be read.
-    """
-    rows, unread = _read_all(store, runs)
+    rows, unread = _read_all(store, runs_with_rows(store, sweep))
     if unread:
         raise unread[0]
     return _not_empty(rows, store)
 
 
 def readable_rows(store: Store, runs: Sequence[StoredRun]) -> list[Row]:
-    """Every cell in those files of some runs that can be read; a warning names each of the others.
+    """Every cell in those files of some runs that can be used; a warning names each of the others.
 
     One sweep that another version of the suite wrote must not hide all others of a shared store.
 
     Raises:
-        TrackingError: There is none, or no file can be read.
+        TrackingError: There is none, no file can be used, or the store does not give one.
     """
     rows, unread = _read_all(store, runs)
     if unread and not rows:
@@ -170,16 +162,18 @@ def _not_empty(rows: list[Row], store: Store) -> list[Row]:
     return rows
 
 
-def _read_all(store: Store, runs: Sequence[StoredRun]) -> tuple[list[Row], list[TrackingError]]:
-    """The rows of all files that can be read, and why each of the others cannot."""
+def _read_all(
+    store: Store, runs: Sequence[StoredRun]
+) -> tuple[list[Row], list[UnreadableRowsError]]:
+    """The rows of all files that can be used, and why each of the others cannot."""
 
-    def read(run: StoredRun) -> list[Row] | TrackingError:
+    def read(run: StoredRun) -> list[Row] | UnreadableRowsError:
         try:
             return published(store, run)
-        except TrackingError as error:
+        except UnreadableRowsError as error:
             # The path alone may be that of a download, and the sweep another home's.
             whose = f"sweep {run.tag('sweep')} of home {run.tag('suite.home')}"
-            return TrackingError(f"{whose}: {error}")
+            return UnreadableRowsError(f"{whose}: {error}")
 
     # A database without a server reads its files from this disk, where threads save nothing.
     if store.is_remote:
@@ -190,7 +184,7 @@ def _read_all(store: Store, runs: Sequence[StoredRun]) -> tuple[list[Row], list[
     rows: list[Row] = []
     unread = []
     for one in found:
-        if isinstance(one, TrackingError):
+        if isinstance(one, UnreadableRowsError):
             unread.append(one)
         else:
             rows += one
