@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from suite.config.sweep import AttentionChoice
 from suite.leaderboard.baselines import with_efficiency
 from suite.leaderboard.fields import Row
+from suite.leaderboard.row import _arm_without
 from suite.leaderboard.table import mean_rows
 from suite.metrics.efficiency import peop, prr
+from tests.records import make_spec
 
 VARIANTS = ("sha", "mha", "el", "mqa", "skv", "mhe-add", "mhe-mul")
 Scores = tuple[float, ...]
@@ -307,6 +310,24 @@ def test_a_row_of_which_a_confirm_run_failed_is_no_baseline() -> None:
     assert (mqa.prr, mqa.peop) == (None, None)
     assert mqa.prr_missing == "the row with attention mha failed, and so is no baseline"
     assert mqa.peop_missing == "the row with attention sha failed, and so is no baseline"
+
+
+def test_a_variant_of_ones_own_has_the_shipped_ones_as_baselines() -> None:
+    mha = make_spec("lora", attention=AttentionChoice(name="mha")).arm
+    own = mha.model_copy(update={"attention": AttentionChoice(name="own"), "code": "1" * 16})
+    assert _arm_without(own, "attention") == _arm_without(mha, "attention")
+    assert _arm_without(own, "method") != _arm_without(mha, "method")
+
+
+def test_a_rejected_row_is_no_baseline_and_no_other_takes_its_place() -> None:
+    """The mean row of `mqa` would be relative to `mha` on one task and to `pretrained` on another."""
+    mqa, _, rejected = compared(
+        make_row("mqa", 50.0),
+        make_row("pretrained", 43.0),
+        make_row("mha", 43.0, admitted=False),
+    )
+    assert mqa.prr is None and rejected.prr == 100
+    assert mqa.prr_missing == "the row with attention mha is rejected, and so is no baseline"
 
 
 def test_two_rows_of_a_baseline_are_ambiguous() -> None:

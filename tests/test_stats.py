@@ -347,6 +347,11 @@ def test_power_says_what_is_shown_in_four_cases_of_five() -> None:
     looked = power_of(Spread(1.0, 0.0), seeds=5, pairs=1, looks=3)
     assert looked == replace(power_of(Spread(1.0, 0.0), seeds=5, pairs=3), pairs=1)
     assert spread_of(evidence([[1.0], [2.0]])) is None
+    # The mean of three is another number than they are, in its last bit.
+    equal = [100 * 444 / 872] * 3
+    still = spread_of(evidence([equal, equal]))
+    assert still is not None and still.seeds == 0
+    assert difference(evidence([equal, [100 * 428 / 872] * 3])).effect is None
     known = spread_of(evidence([[1.0, 3.0], [2.0, 2.0]], items=3.0))
     assert known == Spread(1.0, 6.0, units=100)
 
@@ -524,6 +529,10 @@ def test_what_was_asked_differently_is_not_compared() -> None:
     metrics = answers.task.model_copy(update={"metrics": ["f1"]})
     with pytest.raises(StatisticsError, match="not the same metrics"):
         check_same(answers, other(answers, task=metrics))
+    graded = other(answers, task=load_task("gsm8k"))
+    mended = graded.task.model_copy(update={"answer": "([0-9]+)"})
+    with pytest.raises(StatisticsError, match="not the same metrics"):
+        check_same(graded, other(graded, task=mended))
     with pytest.raises(StatisticsError, match=r"not the same precision \(fp32 and bf16\)"):
         check_same(other(answers, precision="fp32"), other(answers, precision="bf16"))
     with pytest.raises(StatisticsError, match="not trained on the same data; run the sweep again"):

@@ -24,22 +24,12 @@ BOTH_DIRECTIONS = "higher is better on some of these tasks and lower on others"
 
 def with_efficiency(rows: Sequence[Row]) -> list[Row]:
     """The same rows, rejected ones last, with `prr` and `peop`, or with the reasons for none."""
-    fit = []
-    rejected = []
-    for row in rows:
-        # None means "not checked yet", which rejects nothing.
-        if row.admitted is False:
-            rejected.append(row)
-        else:
-            fit.append(row)
     rivals: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        rivals[_comparison(row)].append(row)
     found = []
-    # A rejected row is a baseline for rejected rows only.
-    for group in (fit, rejected):
-        for row in group:
-            rivals[_comparison(row)].append(row)
-        for row in group:
-            found.append(_compared(row, rivals[_comparison(row)]))
+    for row in sorted(rows, key=lambda row: row.admitted is False):
+        found.append(_compared(row, rivals[_comparison(row)]))
     return found
 
 
@@ -72,7 +62,7 @@ def _value_or_reason(
 
 def _prr(row: Row, rivals: Sequence[Row]) -> float:
     higher_is_better = _direction(row)
-    return prr(_score(row), _score(_baseline(MHA, rivals)), higher_is_better=higher_is_better)
+    return prr(_score(row), _score(_baseline(MHA, row, rivals)), higher_is_better=higher_is_better)
 
 
 def _peop(row: Row, rivals: Sequence[Row]) -> float:
@@ -80,7 +70,7 @@ def _peop(row: Row, rivals: Sequence[Row]) -> float:
     # The formula would divide by zero: the row has as many parameters as itself.
     if row.attention in SHA:
         raise ValueError("it is single-head attention itself")
-    sha = _baseline(SHA, rivals)
+    sha = _baseline(SHA, row, rivals)
     return peop(
         _score(row),
         _score(sha),
@@ -90,10 +80,16 @@ def _peop(row: Row, rivals: Sequence[Row]) -> float:
     )
 
 
-def _baseline(names: Sequence[str], rivals: Sequence[Row]) -> Row:
+def _baseline(names: Sequence[str], row: Row, rivals: Sequence[Row]) -> Row:
     """The row with the first of these names that the sweep has."""
     for name in names:
-        found = [row for row in rivals if row.attention == name]
+        named = [rival for rival in rivals if rival.attention == name]
+        # A rejected row is a baseline for rejected rows only; None means "not checked yet", which
+        # rejects nothing.
+        found = [rival for rival in named if rival.admitted is not False or row.admitted is False]
+        # The next name would be another baseline than that of the arm's other tasks.
+        if named and not found:
+            raise ValueError(f"the row with attention {name} is rejected, and so is no baseline")
         # To take one of them would make the metric depend on the order of the rows.
         if len(found) > 1:
             raise ValueError(

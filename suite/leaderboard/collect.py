@@ -34,7 +34,7 @@ from suite.record.spec import RECIPE_NUMBERS
 from suite.storage.identity import home_id
 
 # This is part of every row's digest, so rows of another format never hold.
-FORMAT = short_hash([8, NAMES, RECIPE_NUMBERS])
+FORMAT = short_hash([9, NAMES, RECIPE_NUMBERS])
 """The format of the rows. Raise the number when a field is computed in another way.
 
 All rows are then made again.

@@ -124,7 +124,9 @@ def _names(state: CellState) -> dict[str, Any]:
 
 
 def _arm_without(arm: Arm, *keys: str) -> str:
-    return short_hash(arm.model_dump(mode="json", exclude=set(keys)))
+    # The user's own files are left out: only the arm whose name is defined there has them, so no
+    # shipped variant would be beside an own one.
+    return short_hash(arm.model_dump(mode="json", exclude={*keys, "code"}))
 
 
 def _study(state: CellState) -> dict[str, Any]:

@@ -107,8 +107,8 @@ def check_same(first: Answers, second: Answers) -> None:
         StatisticsError: They did not; the message says what differs.
     """
     where = f"task {first.task.name}"
-    metrics = first.task.model_dump(include={"metrics", "headline"})
-    if metrics != second.task.model_dump(include={"metrics", "headline"}):
+    deciding = {"metrics", "headline", "answer"}
+    if first.task.model_dump(include=deciding) != second.task.model_dump(include=deciding):
         raise StatisticsError(f"{where}: not the same metrics")
     if first.precision != second.precision:
         raise StatisticsError(
@@ -204,7 +204,7 @@ def variances(evidence: Evidence, *, pooled: bool = False) -> tuple[Values, Valu
         (A, A).
     """
     arms, count = evidence.scores.shape
-    own: Values = evidence.scores.var(1, ddof=1)  # (A,)
+    own = seed_variances(evidence.scores)
     freedom = np.full(arms, count - 1.0)
     share = OWN
     if pooled and arms > 2 and count > 2:
@@ -221,6 +221,12 @@ def variances(evidence: Evidence, *, pooled: bool = False) -> tuple[Values, Valu
     least = np.minimum(freedom[:, None], freedom[None, :])
     df = np.divide(total**2, summed, out=least.copy(), where=summed > 0)
     return items_part(evidence), total / count, least + share * (df - least)
+
+
+def seed_variances(scores: Values) -> Values:
+    """Variance of every arm's scores over its seeds, (A,), of scores (A, S)."""
+    # The mean of equal numbers may be off in its last bit, and then their variance is not 0.
+    return np.where(np.ptp(scores, axis=1) == 0, 0.0, scores.var(1, ddof=1))
 
 
 def items_part(evidence: Evidence) -> Values:
@@ -295,7 +301,7 @@ def _hedges_g(scores: Values) -> float | None:
     count = int(scores.shape[1])
     if count < 2:
         return None
-    spread = float(np.sqrt(scores.var(1, ddof=1).mean()))
+    spread = float(np.sqrt(seed_variances(scores).mean()))
     if spread == 0:
         return None
     gap = float(scores[0].mean() - scores[1].mean())

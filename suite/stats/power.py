@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from suite.stats.compare import OWN, Evidence, items_part
+from suite.stats.compare import OWN, Evidence, items_part, seed_variances
 from suite.stats.exact import least_p
 from suite.stats.significance import LEVEL, half_width
 
@@ -115,7 +115,7 @@ def spread_of(evidence: Evidence) -> Spread | None:
         return None
     # The diagonal is 0: an arm does not differ from itself.
     items = items_part(evidence).sum() / (arms * (arms - 1))
-    seeds_part = float(evidence.scores.var(1, ddof=1).mean())
+    seeds_part = float(seed_variances(evidence.scores).mean())
     return Spread(seeds_part, float(items), evidence.units)
 
 
