@@ -387,8 +387,11 @@ def test_a_rule_that_is_given_reads_every_file_or_names_it(write: Write) -> None
     assert [len(part.rows) for part in parts.values()] == [48, 12, 60]
     three = both | {"validation": "validation.csv"}
     for given, unread in ((rule, "validation"), ({"rule": "read"}, "test")):
-        with pytest.raises(ConfigError, match=rf"no row of data\.{unread} \({unread}\.csv\)"):
+        unread_file = rf"no row of data\.{unread} \({unread}\.csv\); leave the rule out"
+        with pytest.raises(ConfigError, match=unread_file):
             load_task_file(write(three, splits=given))
+    with pytest.raises(ConfigError, match=r"leave splits\.test out, or the file"):
+        load_task_file(write(both, splits=rule | {"test": None}))
 
 
 def test_changed_data_are_another_trial_and_moved_data_are_not(

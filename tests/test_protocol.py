@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from suite.cli.leaderboard import columns, with_test_runs
+from suite.cli.status import _show_studies
 from suite.config.space import LearningRateRange
 from suite.config.sweep import SearchConfig
 from suite.leaderboard.table import plain
@@ -18,7 +20,7 @@ from suite.plan.cell_state import CellStatus, read_states
 from suite.plan.definition import check_definition, store_definition
 from suite.plan.plan import Plan, make_plan
 from suite.plan.queue import TrialQueue
-from suite.plan.status import joined, status
+from suite.plan.status import CellReport, joined, status
 from suite.plan.study_state import StudyState
 from suite.record.cells import Trial
 from suite.record.folder import Home
@@ -235,6 +237,24 @@ def test_what_is_said_of_one_architecture_names_it(home: Home, suite: Suite) -> 
     _, out, _ = suite("status", "--home", home.path)
     said = [line for line in out.splitlines() if "search trials left out: 1 (beyond" in line]
     assert len(set(said)) == 3 and all("rank=" in line for line in said)
+
+
+def test_what_the_study_of_one_architecture_says_names_it(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_definition(contest(tasks=["toy"]), home)
+    reports = status(home, "toy")
+    for extensions, said in (((1, 1, 1), [("", 1)]), ((1, 2, 0), [("rank", 1), ("rank", 2)])):
+        _show_studies(list(map(extended_by, reports, extensions)))
+        lines = capsys.readouterr().out.splitlines()[2:]
+        assert len(lines) == len(said)
+        for line, (named, decades) in zip(lines, said, strict=True):
+            assert named in line and ("rank" in line) == bool(named)
+            assert f"range + {decades} decade" in line
+
+
+def extended_by(report: CellReport, decades: int) -> CellReport:
+    return replace(report, extensions=decades)
 
 
 def test_a_contest_waits_for_its_last_study_and_says_so(home: Home) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -142,14 +143,18 @@ def _show(home: Home, name: str, fmt: Format, storage: str | None) -> None:
 
 def _show_studies(cells: Sequence[CellReport]) -> None:
     """Print a line per cell whose study is not just its budget: extended, ended early, pruned."""
-    lines: dict[str, None] = {}  # architectures that share a study say the same
+    said: dict[tuple[str | None, str], set[tuple[str, ...]]] = defaultdict(set)
+    for cell in cells:
+        said[cell.contest, cell.task].add(tuple(cell.notes))
+    lines: dict[str, None] = {}
     for cell in cells:
         if not cell.notes:
             continue
         name = cell.method
-        # The rest is about the study; these are about one of the architectures that may share it.
+        # One line is enough where all architectures say the same of a study that they may share.
+        # What these count is each one's own.
         own = cell.waits_for or cell.pruned or cell.interrupted or cell.left_out
-        if cell.contest is not None and own:
+        if cell.contest is not None and (own or len(said[cell.contest, cell.task]) > 1):
             name += f" {render.settings(cell.architecture)}"
         lines[f"  {name} on {cell.task}: {'; '.join(cell.notes)}"] = None
     if lines:

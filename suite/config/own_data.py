@@ -332,8 +332,10 @@ def _splits(data: Mapping[str, Any], files: FileData, *, where: str) -> dict[str
         for split, name in files.paths.items():
             # the score would be of rows of another file
             if split not in read:
+                # `test: null` says that the rows come from train
+                given = f"splits.{split}" if split in splits else "the rule"
                 raise ConfigError(
                     f"{where}: splits: rule {splits['rule']} reads {' and '.join(read)}, and no "
-                    f"row of data.{split} ({name}); leave the rule out, or the file"
+                    f"row of data.{split} ({name}); leave {given} out, or the file"
                 )
     return {"splits": splits}

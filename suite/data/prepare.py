@@ -28,7 +28,7 @@ from suite.data.splits import Part, Rows, plan_splits
 from suite.errors import DataError
 from suite.files import make_once, read_json
 
-FORMAT = 3
+FORMAT = 4
 """Raise this number when the files change."""
 CHUNK_ROWS = 1000
 """Rows tokenised at a time."""
