@@ -361,8 +361,9 @@ def test_a_trial_prepares_once_and_its_model_comes_back(ranks: Any, tmp_path: Pa
     loaded = package.load(tmp_path / "out")
     assert len(loaded.predict(texts)) == 2
     (prepared,) = home.cache.rglob(PREPARED)
-    prepared.parent.rename(tmp_path / "gone")
+    prepared.write_text("cut")
     with pytest.raises(
-        CheckpointError, match="prepared from data is no longer in the home's cache"
+        CheckpointError, match="prepared from data is no longer whole in the home's cache"
     ):
         restore(home.trial(trial(folder, 1)), home)
+    assert prepared.exists(), "who reads removes nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -249,18 +250,33 @@ def _waits_and_works(rank: int, folder: Path) -> list[object]:
 
 
 def test_a_damaged_preparation_is_removed_so_that_the_next_attempt_makes_it_anew(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "lst-0"
-    for name, read in (
-        (PREPARED, lambda: initial.take_prepared(torch.nn.Linear(1, 1), folder)),
-        (COST, lambda: initial.kept_record(folder)),
-    ):
-        folder.mkdir()
-        (folder / name).write_text("cut")
-        with pytest.raises(CheckpointError, match=r"lst-0: was damaged.*prepares it again"):
-            read()
-        assert not folder.exists()
+    folder.mkdir()
+    (folder / COST).write_text("cut")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(CheckpointError, match=r"lst-0: damaged.*could not be removed"):
+            initial.kept_record(folder)
+    with pytest.raises(CheckpointError, match=r"lst-0: was damaged.*prepares it again"):
+        initial.kept_record(folder)
+    assert not folder.exists()
+    with pytest.raises(CheckpointError, match="lst-0: was removed meanwhile"):
+        initial.kept_record(folder)
+
+
+def test_who_reads_a_damaged_preparation_leaves_it_where_it_is(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    (tmp_path / PREPARED).write_text("cut")
+    with pytest.raises(CheckpointError, match=f"{PREPARED}: absent or damaged"):
+        initial.take_prepared(model, tmp_path)
+    (tmp_path / PREPARED).unlink()
+    # As an error of the disk is: safetensors would call the file absent.
+    (tmp_path / PREPARED).mkdir()
+    with pytest.raises(IsADirectoryError):
+        initial.take_prepared(model, tmp_path)
+    assert (tmp_path / PREPARED).exists()
 
 
 def test_a_killed_preparation_is_done_anew_and_waiting_for_another_trial_is_loading(

@@ -99,7 +99,10 @@ def initial_model(
         return _prepare(model, method, resolved, rows, device=device, meter=meter)
 
     record = _once(folder, work, trial=spec.hash, meter=meter)
-    take_prepared(model, folder)
+    try:
+        take_prepared(model, folder)
+    except CheckpointError as error:
+        raise _removed(folder, error.__cause__ or error) from error
     return model, record
 
 
@@ -109,22 +112,38 @@ def take_prepared(model: nn.Module, folder: Path) -> None:
     Raises:
         CheckpointError: The file is absent or damaged.
     """
+    path = folder / PREPARED
     try:
-        prepared = load_file(folder / PREPARED)
+        # safetensors says of every file that it cannot open that it is absent. A disk that fails
+        # says here what is wrong.
+        with path.open("rb"):
+            prepared = load_file(path)
     except (FileNotFoundError, SafetensorError) as error:
-        raise _damaged(folder, error) from error
+        raise CheckpointError(f"{path}: absent or damaged ({_line(error)})") from error
     with torch.no_grad():
         for name, tensor in prepared.items():
             model.get_parameter(name).copy_(tensor)
 
 
-def _damaged(folder: Path, error: Exception) -> CheckpointError:
-    """The error for a folder of the cache that cannot be read, which is removed."""
+def _removed(folder: Path, error: BaseException) -> CheckpointError:
+    """Remove a folder of the cache that cannot be read; the error of the attempt that read it."""
+    if isinstance(error, FileNotFoundError) and not folder.exists():
+        # States of another sweep took its room.
+        return CheckpointError(
+            f"{folder}: was removed meanwhile; the next attempt prepares it again"
+        )
     shutil.rmtree(folder, ignore_errors=True)
-    reason = str(error).splitlines()[0]
+    if folder.exists():
+        return CheckpointError(
+            f"{folder}: damaged, and could not be removed ({_line(error)}); remove it by hand"
+        )
     return CheckpointError(
-        f"{folder}: was damaged and is removed ({reason}); the next attempt prepares it again"
+        f"{folder}: was damaged and is removed ({_line(error)}); the next attempt prepares it again"
     )
+
+
+def _line(error: BaseException) -> str:
+    return str(error).splitlines()[0]
 
 
 def prepared_folder(cache: Path, key: str) -> Path:
@@ -232,7 +251,7 @@ def kept_record(folder: Path) -> PreparationRecord:
     try:
         own = PreparationRecord.model_validate_json((folder / COST).read_bytes())
     except (FileNotFoundError, ValidationError) as error:
-        raise _damaged(folder, error) from error
+        raise _removed(folder, error) from error
     # Hosts without a common disk may each have prepared their own.
     of_rank_0: PreparationRecord = gather_objects(own)[0]
     return of_rank_0

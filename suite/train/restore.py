@@ -8,6 +8,7 @@ a name whose files were changed.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def restore(folder: TrialFolder, home: Home, *, start_of: str | None = None) -> 
     if result.preparation is not None:
         prepared = prepared_folder(home.cache, result.preparation.key)
         # Without it the trained tensors are enough, unless frozen weights changed: the hash tells.
-        if prepared.exists():
+        with suppress(CheckpointError):
             take_prepared(model, prepared)
     # This host may have no GPU, or another one.
     device = result.provenance.get("device", "cpu")
@@ -207,6 +208,6 @@ def _check_frozen(
         f"{folder.path}: the frozen weights of {spec.arm.backbone.name} are not those that the "
         "trial had: its files were changed, its random weights were drawn by another version "
         f"(torch then {then}, now {torch.__version__}), or what {spec.arm.method} prepared from "
-        f"data is no longer in the home's cache; remove the folder ({EVERYWHERE}) and run the "
-        "sweep again"
+        f"data is no longer whole in the home's cache; remove the folder ({EVERYWHERE}) and run "
+        "the sweep again"
     )
