@@ -57,7 +57,7 @@ from suite.storage.lease import BEAT_S, Lease, acquire, held_lease
 from suite.storage.mirror import Mirror
 from suite.storage.shared_run import LOOK_S, SharedRun
 from suite.storage.urls import open_storage
-from suite.train.warm import _check_vocabulary, read_pretrain
+from suite.train.warm import check_vocabulary, read_pretrain
 from tests.clocks import FakeClock
 from tests.records import make_result
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
@@ -186,11 +186,11 @@ def test_weights_of_another_vocabulary_than_is_trained_now_are_refused(tmp_path:
         arm = Arm(backbone=backbone, method="full")
         result = SimpleNamespace(provenance={"tokenizer_sha256": then})
         folder: Any = SimpleNamespace(path=tmp_path, result=lambda result=result: result)
-        given: Any = (SimpleNamespace(arm=arm), SimpleNamespace(tokenizer=ByT5Tokenizer()))
+        given: Any = (SimpleNamespace(arm=arm), ByT5Tokenizer())
         with (
             pytest.raises(CheckpointError, match="belong to the old") if refused else nullcontext()
         ):
-            _check_vocabulary(folder, *given)
+            check_vocabulary(folder, *given)
 
 
 @pytest.mark.usefixtures("toy_roots")

@@ -25,6 +25,7 @@ from suite.record.cells import Cell, Trial
 from suite.record.folder import Home
 from suite.record.spec import TrialSpec
 from suite.train.restore import open_trained, pretrained_weights, restore
+from suite.train.warm import check_vocabulary
 
 # The method's name in a row about a model that was not trained.
 UNTRAINED = "untrained"
@@ -105,11 +106,13 @@ def untrained(
 
     def load() -> Opened:
         weights = None
-        if spec is not None:
+        tokenizer = load_tokenizer(resolved)
+        if spec is not None and arm.pretrain is not None:
             weights = pretrained_weights(spec, home)
+            check_vocabulary(home.pretrained(arm.pretrain), spec, tokenizer)
         torch.manual_seed(seed)
         model, _ = build_arm(resolved, Head("text"), bare, weights=weights)
-        return Opened(model, load_tokenizer(resolved))
+        return Opened(model, tokenizer)
 
     # The folder's name follows from all that decides the model, so arms that differ in their
     # method alone share a result.

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from suite.attention.counts import AttentionCount, count_attention
 from suite.backbones.bpe import PREFIX
@@ -224,7 +224,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
     if spec.arm.pretrain is not None:
         folder = workspace.home.pretrained(spec.arm.pretrain)
         pretrain = read_pretrain(folder)
-        _check_vocabulary(folder, spec, objective)
+        check_vocabulary(folder, spec, objective.tokenizer)
         weights = folder.weights
     model, preparation = initial_model(
         spec,
@@ -329,7 +329,7 @@ def _agreed_precision(spec: TrialSpec, device: str) -> Precision:
     return precision
 
 
-def _check_vocabulary(folder: TrialFolder, spec: TrialSpec, objective: Objective) -> None:
+def check_vocabulary(folder: TrialFolder, spec: TrialSpec, used: PreTrainedTokenizerBase) -> None:
     """Check that a trained tokenizer is still the one that the pretrain run had.
 
     Raises:
@@ -341,7 +341,7 @@ def _check_vocabulary(folder: TrialFolder, spec: TrialSpec, objective: Objective
     if tokenizer is None or not tokenizer.startswith(PREFIX) or result is None:
         return
     then = result.provenance.get("tokenizer_sha256")
-    if then not in (None, tokenizer_fingerprint(objective.tokenizer)):
+    if then not in (None, tokenizer_fingerprint(used)):
         raise CheckpointError(
             f"{folder.path}: was pretrained with another {tokenizer} than is trained now: its text "
             "or the version of `tokenizers` has changed, and the weights belong to the old "
