@@ -68,11 +68,11 @@ def run(trainer: Trainer, spec: TrialSpec) -> TrialResult:
     return trainer.finish()
 
 
-def with_one_infinite_gradient(trainer: Trainer, spec: TrialSpec) -> TrialResult:
-    """A trial of which the gradient of one weight is infinite in its second backward pass."""
+def with_one_infinite_gradient(trainer: Trainer, spec: TrialSpec, *, at: int = 2) -> TrialResult:
+    """A trial of which the gradient of one weight is infinite in this backward pass, from 1."""
     trainer.start(spec)
     model = next(iter(trainer._runs.values())).warm.engine.module
-    factors = iter([1.0, math.inf])
+    factors = iter([1.0] * (at - 1) + [math.inf])
     weight = next(p for p in model.parameters() if p.requires_grad)
     handle = weight.register_hook(lambda gradient: gradient * next(factors, 1.0))
     while not trainer.epoch().done:
@@ -109,9 +109,9 @@ def everything(_number: int, folder: Path) -> str:
     last = run(trainer, make_spec(1e-12, training=to_the_end))
     found["kept epochs"] = [level.best_epoch, last.best_epoch]
     short = make_spec(training=TRAINING.model_copy(update={"epochs": 1, "epoch_steps": 10}))
-    found["one epoch"] = [
-        r.model_dump() for r in (run(trainer, short).validity, *home.trial(short).epochs())
-    ]
+    once = run(trainer, short)
+    found["one epoch"] = [r.model_dump() for r in (once.validity, *home.trial(short).epochs())]
+    found["no checkpoint"] = [once.checkpoint_bytes, once.missing["checkpoint_bytes"]]
     found["no test"] = [cold.test_score, home.trial(make_spec()).predictions("test").exists()]
 
     other = make_spec(phase=Phase.CONFIRM)
@@ -164,6 +164,10 @@ def everything(_number: int, folder: Path) -> str:
     found["validity resumed"] = [full.validity.model_dump(), resumed.validity.model_dump()]
     found["diverged"] = run(trainer, make_spec(1e37, method="full")).model_dump(mode="json")
     found["skipped"] = with_one_infinite_gradient(trainer, make_spec(method="full")).status
+    # At stage 0 nothing is skipped, and no loss comes after the last of four steps.
+    alone = TRAINING.model_copy(update={"zero_stage": 0, "epochs": 1})
+    at_last = with_one_infinite_gradient(trainer, make_spec(training=alone), at=4)
+    found["not skipped"] = [at_last.status, at_last.score]
     try:
         trainer.start(make_spec(training=TRAINING.model_copy(update={"batch_size": 65})))
     except TrialEndedError as error:
@@ -263,6 +267,7 @@ def test_of_a_single_epoch_its_halves_are_compared(found: dict[str, Any]) -> Non
         epoch["train_loss"], abs=1e-6
     )
     assert validity["loss_fell"] == (validity["loss_last"] < validity["loss_first"])
+    assert found["no checkpoint"] == [None, "the attempt that ended the trial wrote no checkpoint"]
 
 
 def test_a_trial_that_trained_nothing_says_so(found: dict[str, Any]) -> None:
@@ -348,6 +353,7 @@ def test_a_loss_that_is_not_finite_ends_the_trial_as_diverged(found: dict[str, A
 
 def test_a_gradient_that_is_not_finite_ends_the_trial_as_diverged(found: dict[str, Any]) -> None:
     assert found["skipped"] == Status.DIVERGED
+    assert found["not skipped"] == [Status.DIVERGED, None]
 
 
 def test_a_trials_own_error_is_recorded_as_failed(found: dict[str, Any]) -> None:

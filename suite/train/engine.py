@@ -181,6 +181,15 @@ class Engine:
         return int(self._engine.skipped_steps)
 
     @property
+    def is_finite(self) -> bool:
+        """Whether the trained weights that this rank holds whole are finite.
+
+        At stage 3 it holds none: there no gradient that is not finite reaches them.
+        """
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        return bool(torch.stack([torch.isfinite(p).all() for p in trained]).all())
+
+    @property
     def gathers(self) -> bool:
         """Whether a forward pass gathers weights, so that all ranks must make the same number."""
         return self._partitions and not self._is_whole

@@ -270,6 +270,9 @@ def _mean(lane: _Lane, number: int, half_steps: int) -> float | None:
     if number == 1 and half_steps:
         dist.all_reduce(lane.half)
         run.progress.first_half_loss = float(lane.half) / half_steps / world_size
+    # Where a gradient that is not finite reaches the weights, no loss tells it of the last step.
+    if not lane.engine.is_finite:
+        lane.total.fill_(math.nan)
     dist.all_reduce(lane.total)
     # Each rank holds its part of every loss; their mean is the loss of the whole batch.
     mean = float(lane.total) / len(run.batches) / world_size

@@ -67,6 +67,8 @@ def build_result(
     timing = _timing(run)
     if timing.p50_s is None:
         missing["timing"] = _why_no_timing(run)
+    if progress.checkpoint_bytes is None:
+        missing["checkpoint_bytes"] = "the attempt that ended the trial wrote no checkpoint"
     if run.status is not None:
         missing["score"] = why_no_score(run.status, progress.epoch)
     return TrialResult(
