@@ -124,8 +124,8 @@ def _names(state: CellState) -> dict[str, Any]:
 
 
 def _arm_without(arm: Arm, *keys: str) -> str:
-    # The user's own files are left out: only the arm whose name is defined there has them, so no
-    # shipped variant would be beside an own one.
+    # Without the hash of the user's own files: only arms that need them have one, and a variant of
+    # one's own would have no shipped baseline.
     return short_hash(arm.model_dump(mode="json", exclude={*keys, "code"}))
 
 
