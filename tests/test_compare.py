@@ -409,6 +409,16 @@ def test_the_arms_that_have_not_finished_are_corrected_for(home: Home, suite: Su
         assert row.shown_difference > 0.9 * ranked[row.task].shown_difference, "three pairs still"
 
 
+def test_a_sweep_of_one_task_plans_no_mean_for_another_to_be_corrected_for(home: Home) -> None:
+    fill(home)
+    for method in ("lora", "read"):
+        right = some_right(np.random.default_rng(0), SHARES[method], items=60)
+        write_confirmed(home, method, right, sweep="one-task")
+    define(home, "one-task")
+    means = [row["comparisons"] for row in compare_arms(home, []) if row["task"] == "mean"]
+    assert means == [3, 3, 3], "the pairs of the sweep that has two tasks"
+
+
 def test_arms_are_compared_once_all_their_seeds_have_ended(home: Home, suite: Suite) -> None:  # noqa: F811
     fill(home)
     (home.trial(make_spec("lora", "agreement", seed=2)).path / RESULT).unlink()

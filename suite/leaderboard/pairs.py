@@ -137,8 +137,9 @@ def _planned(plans: Iterable[Plan], only: str | None, *, named: bool) -> dict[bo
                 found[False] += pairs_of(len(arms))
         tasks.append(of_sweep)
         for of_backbone in by_backbone.values():
-            # An arm that is not planned on all tasks has no mean.
-            found[True] += pairs_of(len(set.intersection(*of_backbone)))
+            # One task has no mean, nor has an arm that is not planned on all tasks.
+            if len(of_backbone) > 1:
+                found[True] += pairs_of(len(set.intersection(*of_backbone)))
     if named and tasks:
         # Two arms of two sweeps can be compared on the tasks of both.
         return {False: len(set.intersection(*tasks)), True: 1}
