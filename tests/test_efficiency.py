@@ -330,6 +330,20 @@ def test_a_rejected_row_is_no_baseline_and_no_other_takes_its_place() -> None:
     assert mqa.prr_missing == "the row with attention mha is rejected, and so is no baseline"
 
 
+def test_no_other_takes_the_place_of_a_baseline_of_another_precision() -> None:
+    fp32 = {"precision": "fp32"}
+    rows = [make_row("mqa", 50.0, **fp32), make_row("pretrained", 43.0, **fp32)]
+    mixed = make_row("mha", 43.0, admitted=False, precision="bf16+fp32")
+    mqa, pretrained, _ = compared(*rows, mixed)
+    assert mqa.prr is pretrained.prr is None
+    assert mqa.prr_missing == "the row with attention mha is rejected, and so is no baseline"
+    mqa, *_ = compared(*rows, make_row("mha", 43.0, precision="bf16"))
+    assert mqa.prr is None
+    assert mqa.prr_missing == "the row with attention mha computed in bf16 and this one in fp32"
+    mqa, *_ = compared(*rows, make_row("mha", None))
+    assert mqa.prr_missing == "attention mha has no test score"
+
+
 def test_two_rows_of_a_baseline_are_ambiguous() -> None:
     mqa, *_ = compared(
         make_row("mqa", 50.0),

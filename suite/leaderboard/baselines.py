@@ -35,7 +35,7 @@ def with_efficiency(rows: Sequence[Row]) -> list[Row]:
 
 def _comparison(row: Row) -> tuple[str, ...]:
     # `rivals` is equal for rows that differ in their attention and its pretrain run alone.
-    return row.home, row.sweep, row.rivals, row.task, row.precision or ""
+    return row.home, row.sweep, row.rivals, row.task
 
 
 def _compared(row: Row, rivals: Sequence[Row]) -> Row:
@@ -99,6 +99,11 @@ def _baseline(names: Sequence[str], row: Row, rivals: Sequence[Row]) -> Row:
         # The mean of the seeds that survived is no score of all of them.
         if found and found[0].status == CellStatus.FAILED:
             raise ValueError(f"the row with attention {name} failed, and so is no baseline")
+        if found and _of_other_precisions(row, found[0]):
+            raise ValueError(
+                f"the row with attention {name} computed in {found[0].precision} and this one in "
+                f"{row.precision}"
+            )
         if found:
             return found[0]
     wanted = " or ".join(names)
@@ -106,6 +111,12 @@ def _baseline(names: Sequence[str], row: Row, rivals: Sequence[Row]) -> Row:
         f"this sweep has no row with attention {wanted} on the same backbone, method, architecture "
         "and task"
     )
+
+
+def _of_other_precisions(row: Row, baseline: Row) -> bool:
+    # A row without a trial has none yet; its missing score is then the reason.
+    known = row.precision is not None and baseline.precision is not None
+    return known and row.precision != baseline.precision
 
 
 def _score(row: Row) -> float:
