@@ -17,9 +17,10 @@ from suite.report.data import Report, read
 from suite.report.page import page
 from suite.report.site import write_site
 from suite.storage.identity import home_id
-from suite.tracking import leaderboard, sync, to_rows
+from suite.tracking import leaderboard, open_store, sync, to_rows
 from suite.tracking.attach import attach_reports
 from suite.tracking.exchange import export_results, import_results
+from suite.tracking.rows import TAG, runs_with_rows
 from tests.commands import Suite, suite
 from tests.records import make_home, write_definition
 from tests.report_home import SHARES, TASKS, make_report_home
@@ -141,6 +142,26 @@ def test_a_report_of_a_home_shows_imported_rows_beside_its_own(
     assert "every trial of this home that ended has a score" in page(report)
     assert attach_reports(own, own.tracking_uri, _empty_page) == ["demo"], "it has other rows now"
     assert attach_reports(own, own.tracking_uri, _empty_page) == []
+
+
+def test_rows_that_cannot_be_read_are_named_and_their_cells_are_not_called_unstarted(
+    homes: list[Home], tmp_path: Path
+) -> None:
+    own = Home(tmp_path / "own")
+    shutil.copytree(homes[0].path, own.path)
+    export_results(tmp_path / "away.json", tracking_uri=homes[1].tracking_uri)
+    import_results(tmp_path / "away.json", tracking_uri=own.tracking_uri)
+    here = home_id(own)
+    for run in runs_with_rows(open_store(own.tracking_uri), "demo"):
+        if run.tag("suite.home") == here:
+            name = run.tags[TAG].split()[0]
+            (own.path / "mlartifacts" / run.id / "artifacts" / name).unlink()
+    report = read(own.path)
+    assert report.homes == [home_id(homes[1])]
+    said = [line for line in report.missing if line.startswith("Rows were left out: ")]
+    assert len(said) == 1 and f"sweep demo of home {here}: " in said[0]
+    assert not any("have no ended trial" in line for line in report.missing)
+    assert "Rows were left out: " in page(report)
 
 
 def _empty_page(home: Home, sweep: str, folder: Path) -> Path:

@@ -18,6 +18,7 @@ import optuna
 import pandas as pd
 import pytest
 import yaml
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from optuna.trial import TrialState
 
 from suite import api
@@ -30,6 +31,7 @@ from suite.plan.definition import read_plan, store_definition
 from suite.record.folder import CURVE, Home
 from suite.record.result import FailureRecord, Status
 from suite.storage import databases
+from suite.storage.identity import home_id
 from suite.tracking import TrackingListener, leaderboard, open_store, resolve_uri, sync
 from suite.tracking.encode import BegunTrial, trial_record
 from suite.tracking.optuna_mirror import OptunaFollower, mirror_studies, open_storage
@@ -314,6 +316,23 @@ def test_a_reader_sees_the_old_rows_until_the_new_file_is_whole(
     store.add_file(run, cut)  # damaged after it was written: said, and made again
     with pytest.raises(TrackingError, match="not as it was written"):
         rows(uri, name)
+
+
+def test_a_lost_file_of_rows_hides_its_own_sweep_alone(
+    uri: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(uri)
+    for sweep in (name, f"{name}-lost"):
+        home = make_home(
+            tmp_path / sweep, ["lora"], ["agreement"], trials=1, seeds=[1], sweep=sweep
+        )
+        sync(home, tracking_uri=uri)
+    (run,) = store.runs([store.experiments()[f"{name}-lost"]], {"suite.kind": "leaderboard"})
+    get_artifact_repository(run.files, tracking_uri=uri).delete_artifacts(run.tags[TAG].split()[0])
+    assert set(leaderboard(uri)["sweep"]) >= {name}
+    (warning,) = caplog.messages
+    assert warning.startswith(f"left out: sweep {name}-lost of home {home_id(home)}: ")
+    assert "not there, or not as it was written" in warning
 
 
 def test_small_files_of_trials_are_uploaded_where_the_sweep_asks_for_it(

@@ -34,7 +34,7 @@ from suite.report import values
 from suite.report.names import Arm, arms_of, key_in_home, own_key
 from suite.report.table import rows_where, rows_with, rows_without, values_of
 from suite.storage.identity import identity_path
-from suite.tracking.rows import readable_rows, runs_with_rows
+from suite.tracking.rows import readable_and_others, runs_with_rows
 
 if TYPE_CHECKING:
     from suite.tracking.store import Store
@@ -66,6 +66,7 @@ class Report:
         trials: Every trial that was handed out, as `trial_row` gives it.
         plan: The plan of the sweep's last run; None where this home does not hold it.
         unread_trials: How many folders lie beyond `MOST_TRIALS`.
+        unread_rows: By home why its file of rows cannot be used.
         provenance: Hardware, versions and the like of every result, as recorded.
         failures: Attempts that their machine ended, and trials without a score. Trials that the
             search ended early are no failures.
@@ -81,6 +82,7 @@ class Report:
     trials: list[Row] = field(default_factory=list)
     plan: Plan | None = None
     unread_trials: int = 0
+    unread_rows: dict[str, str] = field(default_factory=dict)
     provenance: list[dict[str, Any]] = field(default_factory=list)
     failures: list[Row] = field(default_factory=list)
     command: str = ""
@@ -207,6 +209,9 @@ class Report:
         """Keys of the planned cells of a task, or of all, that have no ended trial yet."""
         if self.plan is None:
             return []
+        # Without its rows nobody knows which of the home's cells have ended.
+        if self.own_home in self.unread_rows:
+            return []
         ended = set()
         for (arm, own_task), cell in self.cells.items():
             # The plan is this home's: another one may have what this one still lacks.
@@ -238,6 +243,8 @@ class Report:
         for state, meaning in UNFINISHED.items():
             if states[state]:
                 found.append(f"{states[state]} of {states.total()} cells {meaning}.")
+        for reason in self.unread_rows.values():
+            found.append(f"Rows were left out: {reason}")
         running = values_of(self.trials, "status").count("unfinished")
         if running:
             found.append(f"{running} trials were handed out and have not ended.")
@@ -301,7 +308,9 @@ def read(
     if sweep is None:
         sweep = _only(_sweeps_of(store, place))
     # Rejected rows, too: the report says what was taken out, and why.
-    stored = readable_rows(store, runs_with_rows(store, sweep))
+    runs = runs_with_rows(store, sweep)
+    stored, others = readable_and_others(store, runs)
+    unread_rows = {run.tag("suite.home"): str(others[run.id]) for run in runs if run.id in others}
     rows = plain(choose(stored, rejected=True, sort=sort).rows)
     own = _own_id(place)
     several_homes = len(set(values_of(rows, "home"))) > 1
@@ -330,6 +339,7 @@ def read(
         trials=trial_rows,
         plan=plan,
         unread_trials=unread,
+        unread_rows=unread_rows,
         provenance=provenance,
         failures=failures,
         command=_command(home, sweep, tracking_uri, sort),

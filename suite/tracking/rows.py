@@ -94,10 +94,15 @@ def published(store: Store, run: StoredRun) -> list[Row]:
                 f"{without_password(store.uri)}: run {run.id}: the tag {TAG} names the file "
                 f"{name!r}, expected one of {', '.join(NAMES)}; suite sync writes it again"
             )
-        with store.file(run, name) as path:
-            # A store may serve half a file, or one from a cache; the digest of the tag decides.
-            if path.is_file() and sha256(path) == digest:
-                return read_file(path)
+        try:
+            with store.file(run, name) as path:
+                # A store may serve half a file, or one from a cache; the digest of the tag decides.
+                if path.is_file() and sha256(path) == digest:
+                    return read_file(path)
+        except TrackingError:
+            # A store that answers and lists no such file has lost it, and others are still there.
+            if store.has_file(run, name):
+                raise
         # Perhaps it was replaced twice since the run was read: then the tag is another by now.
         run = store.run(run.id)
     raise UnreadableRowsError(
@@ -135,9 +140,9 @@ def read_rows(store: Store, sweep: str | None = None) -> list[Row]:
         TrackingError: There is none, or a file of rows cannot be read.
     """
     rows, unread = _read_all(store, runs_with_rows(store, sweep))
-    if unread:
-        raise unread[0]
-    return _not_empty(rows, store)
+    for error in unread.values():
+        raise error
+    return rows
 
 
 def readable_rows(store: Store, runs: Sequence[StoredRun]) -> list[Row]:
@@ -148,32 +153,34 @@ def readable_rows(store: Store, runs: Sequence[StoredRun]) -> list[Row]:
     Raises:
         TrackingError: There is none, no file can be used, or the store does not give one.
     """
-    rows, unread = _read_all(store, runs)
-    if unread and not rows:
-        raise unread[0]
-    for error in unread:
-        log.warning("left out: %s", error)
-    return _not_empty(rows, store)
-
-
-def _not_empty(rows: list[Row], store: Store) -> list[Row]:
-    if not rows:
-        raise TrackingError(f"no results yet in {without_password(store.uri)}; {START}")
+    rows, _ = readable_and_others(store, runs)
     return rows
+
+
+def readable_and_others(
+    store: Store, runs: Sequence[StoredRun]
+) -> tuple[list[Row], dict[str, UnreadableRowsError]]:
+    """The same, and by the ids of the other runs why their files cannot be used."""
+    rows, unread = _read_all(store, runs)
+    for error in unread.values():
+        log.warning("left out: %s", error)
+    return rows, unread
 
 
 def _read_all(
     store: Store, runs: Sequence[StoredRun]
-) -> tuple[list[Row], list[UnreadableRowsError]]:
-    """The rows of all files that can be used, and why each of the others cannot."""
+) -> tuple[list[Row], dict[str, UnreadableRowsError]]:
+    """The rows of all files that can be used, and by its run's id why each other one cannot."""
 
     def read(run: StoredRun) -> list[Row] | UnreadableRowsError:
+        # The path alone may be that of a download, and the sweep another home's.
+        whose = f"sweep {run.tag('sweep')} of home {run.tag('suite.home')}"
         try:
             return published(store, run)
         except UnreadableRowsError as error:
-            # The path alone may be that of a download, and the sweep another home's.
-            whose = f"sweep {run.tag('sweep')} of home {run.tag('suite.home')}"
             return UnreadableRowsError(f"{whose}: {error}")
+        except TrackingError as error:
+            raise TrackingError(f"{whose}: {error}") from error
 
     # A database without a server reads its files from this disk, where threads save nothing.
     if store.is_remote:
@@ -182,10 +189,14 @@ def _read_all(
     else:
         found = [read(run) for run in runs]
     rows: list[Row] = []
-    unread = []
-    for one in found:
+    unread = {}
+    for run, one in zip(runs, found, strict=True):
         if isinstance(one, UnreadableRowsError):
-            unread.append(one)
+            unread[run.id] = one
         else:
             rows += one
-    return rows, unread
+    if rows:
+        return rows, unread
+    for error in unread.values():
+        raise error
+    raise TrackingError(f"no results yet in {without_password(store.uri)}; {START}")

@@ -725,6 +725,11 @@ class Store:
             yield self._download(f"{run.files}/{name}", scratch)
 
     @_explained
+    def has_file(self, run: StoredRun, name: str) -> bool:
+        """Whether a run has an artifact of this name at its top, as far as MLflow sees it."""
+        return any(file.path == name for file in self.client.list_artifacts(run.id))
+
+    @_explained
     def _download(self, uri: str, folder: str) -> Path:
         import mlflow.artifacts
 
