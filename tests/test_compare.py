@@ -536,6 +536,19 @@ def test_what_could_be_told_apart_is_said(finished: Home, suite: Suite) -> None:
     assert "on agreement, 3 seeds can show a difference of" in found
 
 
+def _without_seed_3(folder: TrialFolder) -> None:
+    spec = folder.spec()
+    if spec is not None and spec.seed == 3:
+        shutil.rmtree(folder.path)
+
+
+def _rejected(folder: TrialFolder) -> None:
+    result = folder.result()
+    assert result is not None
+    useless = GOOD.model_copy(update={"output_changed": False})
+    folder.write_result(result.model_copy(update={"validity": useless}))
+
+
 def test_a_dry_run_says_what_the_sweep_will_be_able_to_show(finished: Home, tmp_path: Path) -> None:
     plan = read_plan(finished, "demo")
     assert len(plan.config.confirm.seeds) == 3
@@ -543,6 +556,17 @@ def test_a_dry_run_says_what_the_sweep_will_be_able_to_show(finished: Home, tmp_
     shown = board(finished, task="agreement")[0]["shown_difference"]
     assert found["agreement"]["shown_difference"] == pytest.approx(shown), "of the same arms"
     assert found["agreement"]["basis"] == "by the spread of the finished arms of demo"
+    # Two seeds of three do not say how three will vary, nor do scores that a check rejects.
+    for change in (_without_seed_3, _rejected):
+        copy = Home(tmp_path / change.__name__)
+        shutil.copytree(finished.path / "trials", copy.path / "trials")
+        shutil.copytree(finished.path / "sweeps", copy.path / "sweeps")
+        for folder in copy.trials():
+            spec = folder.spec()
+            if spec is not None and spec.arm.method != "full":
+                change(folder)
+        rows = verdict_rows(plan, copy)
+        assert all(row["basis"].startswith("assuming a standard") for row in rows), change
     guessed = verdict_rows(plan, Home(tmp_path))
     assert {row["basis"] for row in guessed} == {
         "assuming a standard deviation of 1 point between seeds, and none by test items"

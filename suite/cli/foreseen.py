@@ -96,8 +96,9 @@ def _words(row: dict[str, Any]) -> str:
 
 
 def _spreads(home: Home, own: str, wanted: set[Place]) -> dict[Place, tuple[Spread, str]]:
-    """The spread of finished arms by place, with the words for where it comes from."""
-    from suite.plan.cell_state import read_states
+    """The spread by place of finished arms that no check rejects, and where it comes from."""
+    from suite.leaderboard.validity import judge
+    from suite.plan.cell_state import CellStatus, read_states
     from suite.plan.definition import read_plan
 
     found: dict[Place, tuple[Spread, str]] = {}
@@ -113,6 +114,11 @@ def _spreads(home: Home, own: str, wanted: set[Place]) -> dict[Place, tuple[Spre
             continue
         for state in states.values():
             cell = state.as_cell()
+            # Half of the seeds, or scores that may be wrong, do not say how the seeds will vary.
+            if state.status != CellStatus.DONE:
+                continue
+            if judge(cell.confirmed(), cell.search)["admitted"] is False:
+                continue
             place = (cell.arm.backbone.name, cell.task)
             if place in wanted and place not in found:
                 by_place[place].append(cell)

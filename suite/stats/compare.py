@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -107,9 +108,18 @@ def check_same(first: Answers, second: Answers) -> None:
         StatisticsError: They did not; the message says what differs.
     """
     where = f"task {first.task.name}"
-    deciding = {"metrics", "headline", "answer"}
-    if first.task.model_dump(include=deciding) != second.task.model_dump(include=deciding):
+    if _metrics(first) != _metrics(second):
         raise StatisticsError(f"{where}: not the same metrics")
+    if _score_file(first) != _score_file(second):
+        raise StatisticsError(
+            f"{where}: not the same metrics: {_score_file(first)} computed those of one arm and "
+            f"{_score_file(second)} those of the other"
+        )
+    if _answer_pattern(first) != _answer_pattern(second):
+        raise StatisticsError(
+            f"{where}: not the same pattern of an answer ({_answer_pattern(first)} and "
+            f"{_answer_pattern(second)})"
+        )
     if first.precision != second.precision:
         raise StatisticsError(
             f"{where}: not the same precision ({first.precision} and {second.precision}); "
@@ -136,6 +146,23 @@ def check_same(first: Answers, second: Answers) -> None:
     raise StatisticsError(
         f"{where}: the same items, but {differ} of {len(one.golds)} differ in their {what}"
     )
+
+
+def _metrics(arm: Answers) -> tuple[list[Any], str | None]:
+    return arm.task.metrics, arm.task.headline
+
+
+def _score_file(arm: Answers) -> str:
+    """What computes the scores: `score()` of the task's own file, or the suite."""
+    code = arm.task.code
+    if code is None or not code.score:
+        return "the suite"
+    return f"score() of a file with SHA-256 {code.sha256[:12]}"
+
+
+def _answer_pattern(arm: Answers) -> str | None:
+    # Only tasks whose answers are taken out of a text have one.
+    return getattr(arm.task, "answer", None)
 
 
 def _check_origin(first: Answers, second: Answers) -> None:
