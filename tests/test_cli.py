@@ -357,6 +357,16 @@ def interval(over: str) -> dict[str, Any]:
         (values.mean_score, {"score_mean": 83.14}, "83.1"),
         (values.mean_score, {"score_mean": 83.14, "score_std": 0.4}, "83.1 ± 0.4"),
         (values.mean_score, {"score_mean": 12.3, "higher_is_better": False}, "12.3 ↓"),
+        (
+            values.mean_score,
+            {"score_mean": 3.412, "score_std": 0.034, "higher_is_better": False},
+            "3.41 ± 0.03 ↓",
+        ),
+        (
+            values.interval,
+            interval("seeds x items") | {"score_mean": 9.95, "higher_is_better": False},
+            "79.94 to 82.40",
+        ),
         (values.interval, {}, "-"),
         (values.interval, interval("seeds x items"), "79.9 to 82.4"),
         (values.interval, interval("items"), "79.9 to 82.4 (over items only)"),

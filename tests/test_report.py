@@ -241,6 +241,31 @@ def test_of_a_perplexity_the_lowest_leads(other: Home) -> None:
     assert chart is not None and chart.y.title.endswith("(less is better)")
 
 
+def test_perplexities_of_two_backbones_are_not_set_beside_each_other(other: Home) -> None:
+    write_definition(other, ["full", "lora"], [PERPLEXITY], trials=1)
+    for method in ("full", "lora"):
+        write_cell(other, method, PERPLEXITY, trials=1)
+    sync(other, tracking_uri=other.tracking_uri)
+    alone = read(other.path)
+    chart = charts.score_against_energy(alone, PERPLEXITY)
+    assert chart is not None and "On the Pareto front" in chart.text
+    assert "scores best" in page(alone) and '"task": "' + PERPLEXITY in page(alone)
+    rows = []
+    for row in alone.rows:
+        rows.append(row | ({"backbone": "another"} if row["method"] == "lora" else {}))
+    report = replace(alone, rows=rows)
+    for drawn in (charts.score_against_energy, charts.score_against_memory):
+        chart = drawn(report, PERPLEXITY)
+        assert chart is not None and "No Pareto front: a score of which less" in chart.text
+        assert not any(row["on_front"] for row in chart.table.rows)
+    scores = charts.score_heat_map(report)
+    assert scores is not None
+    assert "another" in scores.text and scores.text.count(PERPLEXITY) >= 3
+    (heat,) = scores.marks
+    assert [shade for (shade,) in heat.shade] == [1.0, 1.0]
+    assert '"task": "' + PERPLEXITY not in page(report)
+
+
 def test_what_was_run_is_told_from_the_definition_and_the_records(report: Report) -> None:
     found = dict(facts(report))
     assert found["Budget"].startswith("2 trials per architecture and task") and found[

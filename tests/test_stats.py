@@ -15,6 +15,7 @@ from scipy import stats
 
 from benchmarks.protocol.verdicts import coverage, false_alarms, few_items, shown
 from suite.config.task import load_task
+from suite.config.task_files import CodeConfig
 from suite.errors import ContradictionError, StatisticsError
 from suite.leaderboard.intervals import constant_fields
 from suite.metrics.items import Items
@@ -341,6 +342,7 @@ def test_power_says_what_is_shown_in_four_cases_of_five() -> None:
     assert sentence(3, 0.8, 2) == words
     of_perplexity = words.replace("points", "of perplexity").replace("point", "of perplexity")
     assert sentence(3, 0.8, 2, higher_is_better=False) == of_perplexity
+    assert "a difference of 0.03 of perplexity" in sentence(3, 0.034, 2, higher_is_better=False)
     far = sentence(3, 0.8, None, higher_is_better=False)
     assert far.endswith("1 of perplexity is out of reach (1,000 seeds would not do)")
     assert power_of(Spread(1.0, 1.0), seeds=3, pairs=1).seeds_for_point is None, "items hide it"
@@ -531,8 +533,16 @@ def test_what_was_asked_differently_is_not_compared() -> None:
         check_same(answers, other(answers, task=metrics))
     graded = other(answers, task=load_task("gsm8k"))
     mended = graded.task.model_copy(update={"answer": "([0-9]+)"})
-    with pytest.raises(StatisticsError, match="not the same metrics"):
+    with pytest.raises(
+        StatisticsError, match=r"not the same pattern of an answer .* \(\[0-9\]\+\)"
+    ):
         check_same(graded, other(graded, task=mended))
+    own = answers.task.model_copy(update={"code": CodeConfig(sha256="a" * 64, score=True)})
+    computed = "score.. of a file with SHA-256 aaaaaaaaaaaa computed those of one arm and the suite"
+    with pytest.raises(StatisticsError, match=computed):
+        check_same(other(answers, task=own), answers)
+    rows_alone = answers.task.model_copy(update={"code": CodeConfig(sha256="a" * 64, rows=True)})
+    check_same(other(answers, task=rows_alone), answers)
     with pytest.raises(StatisticsError, match=r"not the same precision \(fp32 and bf16\)"):
         check_same(other(answers, precision="fp32"), other(answers, precision="bf16"))
     with pytest.raises(StatisticsError, match="not trained on the same data; run the sweep again"):

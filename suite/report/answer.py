@@ -221,11 +221,11 @@ def _only(report: Report, leader: Row, where: str) -> str:
 
 def _all_alike(report: Report, rows: Sequence[Row]) -> str:
     """Give the range of scores of arms that no test separates, and say which cost least."""
-    scores = values_of(rows, "score_mean")
-    low = values.score(min(scores))
-    high = values.score(max(scores))
+    by_score = sorted(rows, key=lambda row: row["score_mean"])
+    low = values.score_of(by_score[0])
+    high = values.score_of(by_score[-1])
     said = f"Scores run from {low} to {high}"
-    if low == high:  # as shown, to a tenth
+    if low == high:  # as shown
         said = f"All score {low}"
     said += f" ({listed(report.label(row) for row in rows)})."
     cheapest: dict[str, list[str]] = defaultdict(list)
@@ -258,20 +258,20 @@ def _amount(row: Row, key: str) -> str:
 
 def _with_score(report: Report, row: Row) -> str:
     """An arm with its score: `read (61.2, 3 seeds)`."""
-    return f"{report.label(row)} ({values.score(row['score_mean'])}, {values.seeds([row])})"
+    return f"{report.label(row)} ({values.score_of(row)}, {values.seeds([row])})"
 
 
 def _brief(row: Row) -> str:
     """A score with its seeds, for a sentence: `78.2 (3 seeds)`."""
-    return f"{values.score(row['score_mean'])} ({values.seeds([row])})"
+    return f"{values.score_of(row)} ({values.seeds([row])})"
 
 
 def _score(row: Row) -> str:
     """A score with its interval: `78.2, 95% interval 74.7 to 81.4, 3 seeds`."""
-    shown = values.score(row["score_mean"])
+    shown = values.score_of(row)
     if row["ci_low"] is not None:
-        low = values.score(row["ci_low"])
-        high = values.score(row["ci_high"])
+        low = values.score_of(row, "ci_low")
+        high = values.score_of(row, "ci_high")
         shown += f", 95% interval {low} to {high}"
         if row["ci_of"] == "items":
             shown += f" {values.ITEMS_ONLY}"

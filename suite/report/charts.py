@@ -160,6 +160,11 @@ def _front(report: Report, task: str, cost: Cost) -> tuple[list[Row], str]:
             "No Pareto front: energy was not measured in one way, or not on one machine, for all"
             " arms."
         )
+    if not report.on_one_scale(task):
+        return [], (
+            "No Pareto front: a score of which less is better, such as a perplexity, says nothing"
+            " of another backbone's."
+        )
     front = pareto(admitted, cost.key, higher_is_better=report.higher_is_better(task))
     if not front:
         return [], "No Pareto front: no row counts."
@@ -211,7 +216,7 @@ def _point(report: Report, row: Row, x: float, *, named: bool) -> Points:
     arm = report.arms[row["arm"]]
     name = arm.label
     details = (
-        f"{arm.label}: score {values.score(row['score_mean'])} ({values.seeds([row])}),"
+        f"{arm.label}: score {values.score_of(row)} ({values.seeds([row])}),"
         f" {energy(row)}, {values.size(row['peak_memory_bytes'])}"
     )
     flaw = values.flaw(row)
@@ -281,12 +286,16 @@ def score_heat_map(report: Report) -> Chart | None:
     with_score = set()
     ends = {}
     best = []
+    divided = False
     for task in tasks:
-        ends[task] = _ends(report, task)
-        best.append(_best(report, task))
-        for row in report.scored(task):
-            by_cell[row["arm"], task] = row
-            with_score.add(row["arm"])
+        for backbone, rows_of_scale in report.by_scale(task).items():
+            divided = divided or bool(backbone)
+            best.append(_best(report, task, backbone))
+            ends_of_scale = _ends(rows_of_scale, higher_is_better=report.higher_is_better(task))
+            for row in rows_of_scale:
+                by_cell[row["arm"], task] = row
+                ends[row["arm"], task] = ends_of_scale
+                with_score.add(row["arm"])
     arms = [arm for arm in report.arms.values() if arm.key in with_score]
     if not arms:
         return None
@@ -304,18 +313,20 @@ def score_heat_map(report: Report) -> Chart | None:
                 texts[-1].append("")
                 continue
             rows.append(cell)
-            score = values.score(cell["score_mean"])
+            score = values.score_of(cell)
             if values.flaw(cell):
                 score += " *"
                 starred = True
             # Each task has its own scale: a perplexity and an accuracy share none.
-            shade[-1].append(_shade(cell["score_mean"], *ends[task]))
+            shade[-1].append(_shade(cell["score_mean"], *ends[arm.key, task]))
             texts[-1].append(score)
     text = (
         f"Test scores of {len(arms)} arms on {listed(tasks)}. Dark is the best of a column, light"
         f" its worst ({_least_span(report, tasks)} it at least): columns cannot be compared by"
         f" shade. Best: {'; '.join(best)}."
     )
+    if divided:
+        text += " Where less is better, each backbone has shades of its own."
     if starred:
         text += " A star marks rejected or failed rows."
     names = tuple(arm.label for arm in arms)
@@ -333,10 +344,10 @@ def score_heat_map(report: Report) -> Chart | None:
     )
 
 
-def _ends(report: Report, task: str) -> tuple[float, float]:
-    """The worst and the best of a task's scores; the worst is at least `LEAST_SPAN` away."""
-    scores = values_of(report.scored(task), "score_mean")
-    if report.higher_is_better(task):
+def _ends(rows: Sequence[Row], *, higher_is_better: bool) -> tuple[float, float]:
+    """The worst and the best of some scores; the worst is at least `LEAST_SPAN` away."""
+    scores = values_of(rows, "score_mean")
+    if higher_is_better:
         best = max(scores)
         # Points, since scores in percent have a fixed scale ...
         return min(*scores, best - LEAST_SPAN), best
@@ -362,16 +373,23 @@ def _shade(score: float, worst: float, best: float) -> float:
     return (score - worst) / (best - worst)
 
 
-def _best(report: Report, task: str) -> str:
-    """The best score of a task with all arms that share it: `sst2 81.9 (full)`."""
+def _best(report: Report, task: str, backbone: str) -> str:
+    """The best score of a task with all arms that share it: `sst2 81.9 (full)`.
+
+    Of a task whose scores share no scale it is the best of one backbone: `ptb of gpt2 41.2 (full)`.
+    """
     admitted = report.admitted(task)
+    where = task
+    if backbone:
+        admitted = rows_where(admitted, "backbone", backbone)
+        where += f" of {backbone}"
     if not admitted:
-        return f"{task} none admitted"
+        return f"{where} none admitted"
     # A rejected score may be wrong, and a failed one is of few seeds, so that it is no best one.
     better = max if report.higher_is_better(task) else min
-    best = better(values_of(admitted, "score_mean"))
-    holders = [report.label(row) for row in admitted if row["score_mean"] == best]
-    return f"{task} {values.score(best)} ({listed(holders, most=3)})"
+    best = better(admitted, key=lambda row: row["score_mean"])
+    holders = rows_where(admitted, "score_mean", best["score_mean"])
+    return f"{where} {values.score_of(best)} ({listed(map(report.label, holders), most=3)})"
 
 
 def energy_by_phase(report: Report) -> Chart | None:

@@ -163,6 +163,21 @@ class Report:
         """Whether more is better, as far as the rows know."""
         return False not in values_of(rows_where(self.rows, "task", task), "higher_is_better")
 
+    def by_scale(self, task: str) -> dict[str, list[Row]]:
+        """The scored rows of a task that can be set beside each other; by backbone, or all by "".
+
+        A perplexity is per token of its backbone's tokenizer, and says nothing of another's.
+        """
+        rows = self.scored(task)
+        backbones = sorted(set(values_of(rows, "backbone")))
+        if self.higher_is_better(task) or len(backbones) < 2:
+            return {"": rows}
+        return {backbone: rows_where(rows, "backbone", backbone) for backbone in backbones}
+
+    def on_one_scale(self, task: str) -> bool:
+        """Whether all scores of a task can be set beside each other."""
+        return len(self.by_scale(task)) == 1
+
     @cached_property
     def training_sources(self) -> set[str]:
         """The energy sources of training, in all trials, or in the rows where no trial was read."""

@@ -147,11 +147,11 @@ def flaw(row: Mapping[str, Any]) -> str:
 
 def mean_score(row: Mapping[str, Any]) -> str:
     """The test score of a row: `83.1 ± 0.4`; an arrow marks scores of which less is better."""
-    shown = score(row["score_mean"])
+    shown = score_of(row)
     if row["score_mean"] is None:
         return shown
     if row["score_std"] is not None:
-        shown += f" ± {score(row['score_std'])}"
+        shown += f" ± {score_of(row, 'score_std')}"
     # Not in the head of the column: one table may hold tasks of both kinds.
     if row["higher_is_better"] is False:
         shown += " ↓"
@@ -167,7 +167,7 @@ def interval(row: Mapping[str, Any], *, short: bool = False) -> str:
     """
     if row["ci_low"] is None:
         return MISSING
-    shown = f"{score(row['ci_low'])} to {score(row['ci_high'])}"
+    shown = f"{score_of(row, 'ci_low')} to {score_of(row, 'ci_high')}"
     if row["ci_of"] != "items":
         return shown
     if short:
@@ -281,6 +281,17 @@ def seeds(rows: Sequence[Mapping[str, Any]]) -> str:
 def score(value: float | None) -> str:
     """A metric in percent, to a tenth: a test set of a few hundred rows cannot tell more."""
     return number(value, ".1f")
+
+
+def score_of(row: Mapping[str, Any], key: str = "score_mean") -> str:
+    """A row's score, or what is said of it, to a tenth; of a perplexity below 10 to a hundredth.
+
+    A tenth of such a perplexity is percents of it.
+    """
+    mean = row["score_mean"]
+    if row["higher_is_better"] is False and mean is not None and abs(mean) < 10:
+        return number(row[key], ".2f")
+    return score(row[key])
 
 
 def signed(value: float | None) -> str:

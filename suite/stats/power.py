@@ -95,7 +95,9 @@ def sentence(
     more = f"{POINT:g} {unit} is out of reach ({MOST_SEEDS:,} seeds would not do)"
     if seeds_for_point is not None:
         more = f"a difference of {POINT:g} {unit} takes {seeds_for_point} seeds"
-    return f"{seeds} seeds can show a difference of {shown:.1f} {units}; {more}"
+    # Of small perplexities a tenth is much, and 0.0 would say that any difference shows.
+    size = f"{shown:.1f}" if shown >= 0.1 else f"{shown:.1g}"
+    return f"{seeds} seeds can show a difference of {size} {units}; {more}"
 
 
 def sentence_of(row: Mapping[str, Any]) -> str:

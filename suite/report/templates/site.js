@@ -24,7 +24,7 @@
   bound.addEventListener("input", setBound);
   cost.addEventListener("change", setBound);
 
-  // ---- the best row of each sweep and task among those that are shown ----
+  // ---- the best row of each sweep and task, of a perplexity of each backbone, among those that are shown ----
   const MOST = 12;
   const best = document.getElementById("best");
   const cell = (row, head) => row.cells[heads.indexOf(head)];
@@ -36,14 +36,18 @@
     const compared = ["home", "backbone"].every((head) => text(a, head) === text(b, head));
     return one && other && compared && one[0] <= other[1] && other[0] <= one[1];
   };
+  const lessIsBetter = (row) => text(row, "score").includes("\u2193");
+  // a perplexity is set beside others of its backbone alone: another may have another tokenizer
+  const scale = (row) => (lessIsBetter(row) ? text(row, "backbone") : "");
   const item = (rows) => {
-    const score = (row) => Number(cell(row, "score").dataset.v) * (text(row, "score").includes("\u2193") ? -1 : 1);
+    const score = (row) => Number(cell(row, "score").dataset.v) * (lessIsBetter(row) ? -1 : 1);
     const [first, ...others] = rows.sort((a, b) => score(b) - score(a));
     const said = document.createElement("li");
     const arm = document.createElement("strong");
     arm.textContent = text(first, "arm");
     const near = others.filter((row) => alike(first, row)).map((row) => text(row, "arm"));
-    said.append(`${text(first, "sweep")}, ${text(first, "task")}: `, arm, ` ${text(first, "score")}; ${cost.value} ${text(first, cost.value)}.`);
+    const of = scale(first) && ` of ${scale(first)}`;
+    said.append(`${text(first, "sweep")}, ${text(first, "task")}${of}: `, arm, ` ${text(first, "score")}; ${cost.value} ${text(first, cost.value)}.`);
     if (near.length) said.append(` Ranks that meet its rank, and may still differ: ${near.join(", ")}.`);
     return said;
   };
@@ -51,7 +55,7 @@
     const groups = new Map();
     for (const row of board.tBodies[0].rows) {
       if (row.hidden || row.matches(".rejected, .failed") || cell(row, "score").dataset.v === "") continue;
-      const key = JSON.stringify([text(row, "sweep"), text(row, "task")]);
+      const key = JSON.stringify([text(row, "sweep"), text(row, "task"), scale(row)]);
       groups.set(key, [...(groups.get(key) || []), row]);
     }
     const said = [...groups.values()].slice(0, MOST).map(item);
