@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from suite.config.arm import Arm
 from suite.config.sweep import SweepConfig
 from suite.errors import SweepConflictError
 from suite.plan.cell_state import CellStatus, read_states
@@ -213,10 +215,18 @@ def test_an_extension_of_a_grid_over_several_choices_stays_in_the_new_part(home:
     assert len(later) == 4 and min(spec.learning_rate for spec in later) > 3e-3
 
 
+@pytest.mark.parametrize("code", [None, "1" * 16], ids=["shipped", "own code"])
 def test_lora_begins_at_ten_times_the_rate_of_full_while_no_study_of_lora_has_ended(
-    home: Home,
+    home: Home, code: str | None
 ) -> None:
     plan = planned({"transfer": True}, methods=[FULL, "lora"])
+    cells = []
+    for cell in plan.cells:
+        arm = cell.arm
+        if arm.method == "lora":
+            arm = Arm.model_validate(arm.model_dump() | {"code": code})
+        cells.append(replace(cell, arm=arm))
+    plan = replace(plan, cells=tuple(cells))
 
     def ten_times(spec: TrialSpec) -> float:
         best = 2e-5 if spec.arm.method == "full" else 2e-4

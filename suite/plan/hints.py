@@ -47,7 +47,8 @@ def link(studies: Iterable[StudyState], others: Iterable[StudyState] = ()) -> No
 def _model_of(study: StudyState) -> str:
     """What two studies must have in common for one to begin where the other ended, as a hash."""
     arm = study.cells[0].arm
-    return short_hash(arm.model_dump(mode="json", exclude={"method", "architecture"}))
+    # A method of one's own has code that no method beside it shares.
+    return short_hash(arm.model_dump(mode="json", exclude={"method", "architecture", "code"}))
 
 
 def _curves_beside(study: StudyState, others: Iterable[StudyState]) -> list[tuple[str, Hint]]:
