@@ -663,6 +663,24 @@ def test_the_energy_of_phases_adds_up_to_that_of_the_runs(report: Report) -> Non
     )
 
 
+def test_the_energy_of_phases_is_of_the_tasks_that_all_arms_have_run(report: Report) -> None:
+    trials = []
+    for trial in report.trials:
+        dear = trial["task"] == "entailment"
+        if dear and ".lora" in trial["arm"]:
+            continue
+        scale = 100 if dear else 1
+        phases = {name: (s, scale * kwh) for name, (s, kwh) in trial["phases"].items()}
+        trials.append(trial | {"phases": phases})
+    chart = charts.energy_by_phase(replace(report, trials=trials))
+    whole = charts.energy_by_phase(report)
+    assert chart is not None and whole is not None
+    assert "tasks that all of these have run: agreement." in chart.text
+    assert "have run" not in whole.text
+    dearest = max(row["energy_wh"] for row in whole.table.rows)
+    assert max(row["energy_wh"] for row in chart.table.rows) < 2 * dearest
+
+
 def test_ours_stand_beside_the_printed_numbers(other: Home) -> None:
     home = make_home(other.path, trials=1)
     path = home.sweep_definition("demo")

@@ -395,8 +395,13 @@ def _best(report: Report, task: str, backbone: str) -> str:
 def energy_by_phase(report: Report) -> Chart | None:
     """Show where the energy of a confirm run goes."""
     spent: dict[str, dict[str, float]] = {}
-    for key, runs in _confirm_runs(report).items():
-        by_phase = _mean_by_phase(runs)
+    runs_by_arm = _confirm_runs(report)
+    # A short task that one arm alone has run would make that arm look cheap.
+    tasks = set(report.tasks)
+    for runs in runs_by_arm.values():
+        tasks &= set(values_of(runs, "task"))
+    for key, runs in runs_by_arm.items():
+        by_phase = _mean_by_phase([run for run in runs if run["task"] in tasks])
         if by_phase:
             spent[key] = by_phase
     if not spent:
@@ -420,6 +425,8 @@ def energy_by_phase(report: Report) -> Chart | None:
             label = report.arms[key].label
             rows.append({"arm": key, "label": label, "phase": phase, "energy_wh": energy_wh})
     text = f"Energy of one confirm run by phase, mean over seeds and tasks, for {len(labels)} arms."
+    if tasks != set(report.tasks):
+        text += f" Only of the tasks that all of these have run: {listed(sorted(tasks))}."
     estimated = _estimated_phases(report)
     # The title of the axis says it where all of it is an estimate.
     if estimated and not report.estimated:
