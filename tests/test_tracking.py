@@ -410,7 +410,7 @@ def test_a_lost_file_of_rows_is_written_again_by_the_next_sync(
         shutil.rmtree(home.path / "mlartifacts")
     else:
         file.write_bytes(file.read_bytes()[:cut_to_bytes])
-    with pytest.raises(TrackingError, match="suite sync writes it again"):
+    with pytest.raises(TrackingError, match="suite sync writes the rows of its own home again"):
         leaderboard(home.tracking_uri)
     assert sync(home, tracking_uri=home.tracking_uri, verify=verify).unreachable is None
     assert to_rows(leaderboard(home.tracking_uri)) == before

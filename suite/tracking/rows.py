@@ -29,6 +29,7 @@ NAMES = ("leaderboard-0.parquet", "leaderboard-1.parquet")
 TAG = "suite.file"
 """The tag with the name of the file that counts, a space, and its SHA-256; empty = none yet."""
 ATTEMPTS = 3
+AGAIN = "suite sync writes the rows of its own home again, suite import-results those of others"
 DOWNLOADS = 8
 """How many files are fetched from a server at the same time."""
 
@@ -92,7 +93,7 @@ def published(store: Store, run: StoredRun) -> list[Row]:
         if name not in NAMES:
             raise UnreadableRowsError(
                 f"{without_password(store.uri)}: run {run.id}: the tag {TAG} names the file "
-                f"{name!r}, expected one of {', '.join(NAMES)}; suite sync writes it again"
+                f"{name!r}, expected one of {', '.join(NAMES)}; {AGAIN}"
             )
         try:
             with store.file(run, name) as path:
@@ -107,7 +108,7 @@ def published(store: Store, run: StoredRun) -> list[Row]:
         run = store.run(run.id)
     raise UnreadableRowsError(
         f"{without_password(store.uri)}: {run.files}/{name}: not there, or not as it was written; "
-        "docs/stores.md says who must reach the files of a store; suite sync writes it again"
+        f"docs/stores.md says who must reach the files of a store; {AGAIN}"
     )
 
 
