@@ -677,6 +677,20 @@ def test_the_energy_of_phases_is_of_the_tasks_that_all_arms_have_run(report: Rep
     assert chart is not None and whole is not None
     assert "tasks that all of these have run: agreement." in chart.text
     assert "have run" not in whole.text
+    # A run whose energy is not known in all phases is not drawn, and so compares nothing.
+    unknown = []
+    for trial in report.trials:
+        dear = trial["task"] == "entailment" and ".lora" in trial["arm"]
+        phases = {name: (s, None if dear else kwh) for name, (s, kwh) in trial["phases"].items()}
+        unknown.append(trial | {"phases": phases})
+    of_known = charts.energy_by_phase(replace(report, trials=unknown))
+    assert of_known is not None and of_known.text == chart.text
+    apart = []
+    for trial in report.trials:
+        if (trial["task"] == "entailment") == (".lora" in trial["arm"]):
+            apart.append(trial)
+    of_other_tasks = charts.energy_by_phase(replace(report, trials=apart))
+    assert of_other_tasks is not None and "no task in common yet" in of_other_tasks.text
     dearest = max(row["energy_wh"] for row in whole.table.rows)
     assert max(row["energy_wh"] for row in chart.table.rows) < 2 * dearest
 

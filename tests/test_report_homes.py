@@ -14,6 +14,7 @@ from suite.report import charts, content, tables
 from suite.report.answer import answer, verdicts
 from suite.report.compose import Form, write
 from suite.report.data import Report, read
+from suite.report.document import document
 from suite.report.page import page
 from suite.report.site import write_site
 from suite.storage.identity import home_id
@@ -158,10 +159,12 @@ def test_rows_that_cannot_be_read_are_named_and_their_cells_are_not_called_unsta
             (own.path / "mlartifacts" / run.id / "artifacts" / name).unlink()
     report = read(own.path)
     assert report.homes == [home_id(homes[1])]
-    said = [line for line in report.missing if line.startswith("Rows were left out: ")]
-    assert len(said) == 1 and f"sweep demo of home {here}: " in said[0]
-    assert not any("have no ended trial" in line for line in report.missing)
-    assert "Rows were left out: " in page(report)
+    (reason,) = report.unread_rows.values()
+    assert reason.startswith(f"sweep demo of home {here}: ")
+    assert not report.missing, "nobody knows what of its own plan is missing"
+    assert report.trials and not report.confirm_runs, "its trials are not the other home's"
+    assert "Rows were left out." in page(report) and "Not finished." not in page(report)
+    assert "**Rows were left out:** " in document(report, {})
 
 
 def _empty_page(home: Home, sweep: str, folder: Path) -> Path:

@@ -17,6 +17,7 @@ from suite.config.sweep import SweepConfig
 from suite.errors import SweepConflictError
 from suite.plan.cell_state import CellStatus, read_states
 from suite.plan.definition import check_definition, store_definition
+from suite.plan.hints import link, studies_of
 from suite.plan.plan import Plan, make_plan
 from suite.plan.queue import TrialQueue
 from suite.record.folder import Home
@@ -215,18 +216,38 @@ def test_an_extension_of_a_grid_over_several_choices_stays_in_the_new_part(home:
     assert len(later) == 4 and min(spec.learning_rate for spec in later) > 3e-3
 
 
+def with_code(plan: Plan, method: str, code: str | None) -> Plan:
+    """The plan as it is where this method's arms have code of the user's own."""
+    cells = []
+    for cell in plan.cells:
+        arm = cell.arm
+        if arm.method == method:
+            arm = Arm.model_validate(arm.model_dump() | {"code": code})
+        cells.append(replace(cell, arm=arm))
+    return replace(plan, cells=tuple(cells))
+
+
+@pytest.mark.parametrize(
+    ("code", "begins"), [(None, True), ("1" * 16, True), ("2" * 16, False)], ids=str
+)
+def test_code_that_was_edited_between_two_sweeps_gives_no_hint(
+    home: Home, code: str | None, begins: bool
+) -> None:
+    before = with_code(planned({}, methods=[FULL]), "full", code)
+    run_all(TrialQueue(before, home, slots=1), home, score=score)
+    (ended,) = read_states(before, home).values()
+    now = with_code(planned({}, methods=["lora"]), "lora", "1" * 16)
+    now = replace(now, config=now.config.model_copy(update={"name": "another"}))
+    (study,) = {id(study): study for study in studies_of(now, now.cells).values()}.values()
+    link([study], [ended.searching])
+    assert [name for name, _ in study.neighbours()] == [f"toy/{before.cells[0].key}"] * begins
+
+
 @pytest.mark.parametrize("code", [None, "1" * 16], ids=["shipped", "own code"])
 def test_lora_begins_at_ten_times_the_rate_of_full_while_no_study_of_lora_has_ended(
     home: Home, code: str | None
 ) -> None:
-    plan = planned({"transfer": True}, methods=[FULL, "lora"])
-    cells = []
-    for cell in plan.cells:
-        arm = cell.arm
-        if arm.method == "lora":
-            arm = Arm.model_validate(arm.model_dump() | {"code": code})
-        cells.append(replace(cell, arm=arm))
-    plan = replace(plan, cells=tuple(cells))
+    plan = with_code(planned({"transfer": True}, methods=[FULL, "lora"]), "lora", code)
 
     def ten_times(spec: TrialSpec) -> float:
         best = 2e-5 if spec.arm.method == "full" else 2e-4

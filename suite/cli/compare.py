@@ -125,7 +125,7 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         # Of several pairs, each is of one sweep.
         if len({row["sweep_a"] for row in rows}) > 1:
             scores.insert(0, column("sweep_a", "sweep"))
-        power.append(column("shown_difference", "tells apart", render.brief, rank=6))
+        power.append(column("shown_difference", "tells apart", _tells_apart, rank=6))
     looks = []
     if any((row["test_looks"] or 0) > 1 for row in rows):
         looks = [column("test_looks", "test looks", render.count, rank=3)]
@@ -178,6 +178,15 @@ def _interval(row: Row) -> str:
 
 def _signed(value: float | None) -> str:
     return render.number(value, "+.2f")
+
+
+def _tells_apart(value: float | None) -> str:
+    # It takes a while to import.
+    from suite.stats.power import size_text
+
+    if value is None:
+        return render.MISSING
+    return size_text(value)
 
 
 def _p(value: float | None) -> str:

@@ -47,7 +47,7 @@ def link(studies: Iterable[StudyState], others: Iterable[StudyState] = ()) -> No
 def _model_of(study: StudyState) -> str:
     """What two studies must have in common for one to begin where the other ended, as a hash."""
     arm = study.cells[0].arm
-    # A method of one's own has code that no method beside it shares.
+    # A method of one's own has code that no method beside it shares: see `_by_other_code`.
     return short_hash(arm.model_dump(mode="json", exclude={"method", "architecture", "code"}))
 
 
@@ -70,8 +70,21 @@ def _curves_beside(study: StudyState, others: Iterable[StudyState]) -> list[tupl
         if other.arms == study.arms:
             same.append((name, curve))
         elif near is not None and other.cells[0].arm.method == near.method:
+            if _by_other_code(study, other):
+                continue
             by_rule.append((name, curve.moved(near.times)))
     return same or by_rule
+
+
+def _by_other_code(study: StudyState, other: StudyState) -> bool:
+    """Whether another sweep's model may be of another file of the user's own.
+
+    In one sweep two codes differ by their methods alone; over two, an attention variant or a
+    backbone of the same name may have been edited between them.
+    """
+    if other.plan.config.name == study.plan.config.name:
+        return False
+    return other.cells[0].arm.code not in (None, study.cells[0].arm.code)
 
 
 def _near(method: str) -> Near | None:

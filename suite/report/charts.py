@@ -160,7 +160,7 @@ def _front(report: Report, task: str, cost: Cost) -> tuple[list[Row], str]:
             "No Pareto front: energy was not measured in one way, or not on one machine, for all"
             " arms."
         )
-    if not report.on_one_scale(task):
+    if not report.on_one_scale(task, admitted):
         return [], (
             "No Pareto front: a score of which less is better, such as a perplexity, says nothing"
             " of another backbone's."
@@ -394,18 +394,10 @@ def _best(report: Report, task: str, backbone: str) -> str:
 
 def energy_by_phase(report: Report) -> Chart | None:
     """Show where the energy of a confirm run goes."""
-    spent: dict[str, dict[str, float]] = {}
-    runs_by_arm = _confirm_runs(report)
-    # A short task that one arm alone has run would make that arm look cheap.
-    tasks = set(report.tasks)
-    for runs in runs_by_arm.values():
-        tasks &= set(values_of(runs, "task"))
-    for key, runs in runs_by_arm.items():
-        by_phase = _mean_by_phase([run for run in runs if run["task"] in tasks])
-        if by_phase:
-            spent[key] = by_phase
-    if not spent:
+    runs_by_arm, tasks = _runs_to_compare(report)
+    if not runs_by_arm:
         return None
+    spent = {key: _mean_by_phase(runs) for key, runs in runs_by_arm.items()}
     labels = tuple(report.arms[key].label for key in spent)
     whole = fsum(fsum(by_phase.values()) for by_phase in spent.values())
     marks: list[Mark] = []
@@ -425,9 +417,11 @@ def energy_by_phase(report: Report) -> Chart | None:
             label = report.arms[key].label
             rows.append({"arm": key, "label": label, "phase": phase, "energy_wh": energy_wh})
     text = f"Energy of one confirm run by phase, mean over seeds and tasks, for {len(labels)} arms."
-    if tasks != set(report.tasks):
+    if not tasks:
+        text += " They have no task in common yet, so do not compare their energy."
+    elif tasks != set(report.tasks):
         text += f" Only of the tasks that all of these have run: {listed(sorted(tasks))}."
-    estimated = _estimated_phases(report)
+    estimated = _estimated_phases(runs_by_arm)
     # The title of the axis says it where all of it is an estimate.
     if estimated and not report.estimated:
         text += (
@@ -452,10 +446,31 @@ def energy_by_phase(report: Report) -> Chart | None:
     )
 
 
-def _estimated_phases(report: Report) -> list[str]:
-    """The phases whose energy was estimated in a confirm run."""
+def _runs_to_compare(report: Report) -> tuple[dict[str, list[Row]], set[str]]:
+    """Confirm runs by arm whose energy is known in all phases, and the tasks that they are of.
+
+    They are of the tasks that all of these arms have run: a short task that one arm alone has run
+    would make that arm look cheap. Where there is no such task they are all runs, and no task.
+    """
+    known = {}
+    tasks = set(report.tasks)
+    for key, runs in _confirm_runs(report).items():
+        measured = [run for run in runs if _phase_energies(run)]
+        if measured:
+            known[key] = measured
+            tasks &= set(values_of(measured, "task"))
+    if not tasks:
+        return known, tasks
+    found = {}
+    for key, runs in known.items():
+        found[key] = [run for run in runs if run["task"] in tasks]
+    return found, tasks
+
+
+def _estimated_phases(runs_by_arm: Mapping[str, Sequence[Row]]) -> list[str]:
+    """The phases whose energy was estimated in some run."""
     found = set()
-    for runs in _confirm_runs(report).values():
+    for runs in runs_by_arm.values():
         for run in runs:
             for phase, source in (*run["sources"].items(), ("prepare", run["prepare_source"])):
                 if ESTIMATE in (source or ""):
@@ -463,16 +478,20 @@ def _estimated_phases(report: Report) -> list[str]:
     return [phase for phase in PHASES if phase in found]
 
 
+def _phase_energies(run: Row) -> dict[str, float]:
+    """The energy of each phase of a run, kWh; {} where one of them is not known."""
+    energies = {phase: kwh for phase, (_, kwh) in run["phases"].items()}
+    # A run from scratch would pay for the preparation, whichever trial did.
+    if run["prepare_s"] is not None:
+        energies["prepare"] = run["prepare_energy_kwh"]
+    if None in energies.values():
+        return {}
+    return energies
+
+
 def _mean_by_phase(runs: Sequence[Row]) -> dict[str, float]:
-    """Mean Wh of each phase over the runs whose energy is known in all phases; {} for none."""
-    measured = []
-    for run in runs:
-        energies = {phase: kwh for phase, (_, kwh) in run["phases"].items()}
-        # A run from scratch would pay for the preparation, whichever trial did.
-        if run["prepare_s"] is not None:
-            energies["prepare"] = run["prepare_energy_kwh"]
-        if energies and None not in energies.values():
-            measured.append(energies)
+    """Mean Wh of each phase over runs whose energy is known in all phases."""
+    measured = [_phase_energies(run) for run in runs]
     found = {}
     for phase in PHASES:
         if any(phase in energies for energies in measured):

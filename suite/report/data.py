@@ -169,21 +169,21 @@ class Report:
         A perplexity is per token of its backbone's tokenizer, and says nothing of another's.
         """
         rows = self.scored(task)
-        backbones = sorted(set(values_of(rows, "backbone")))
-        if self.higher_is_better(task) or len(backbones) < 2:
+        if self.on_one_scale(task, rows):
             return {"": rows}
+        backbones = sorted(set(values_of(rows, "backbone")))
         return {backbone: rows_where(rows, "backbone", backbone) for backbone in backbones}
 
-    def on_one_scale(self, task: str) -> bool:
-        """Whether all scores of a task can be set beside each other."""
-        return len(self.by_scale(task)) == 1
+    def on_one_scale(self, task: str, rows: Sequence[Row]) -> bool:
+        """Whether the scores of some rows of a task can be set beside each other."""
+        return self.higher_is_better(task) or len(set(values_of(rows, "backbone"))) < 2
 
     @cached_property
     def training_sources(self) -> set[str]:
         """The energy sources of training, in all trials, or in the rows where no trial was read."""
         rows = self.trials or self.rows
         # The trials of a folder say nothing about rows of other homes.
-        if len(self.homes) > 1:
+        if len(self.homes) > 1 or self.unread_rows:
             rows = [*self.trials, *self.rows]
         return _sources(values_of(rows, "energy_source"))
 
@@ -258,8 +258,6 @@ class Report:
         for state, meaning in UNFINISHED.items():
             if states[state]:
                 found.append(f"{states[state]} of {states.total()} cells {meaning}.")
-        for reason in self.unread_rows.values():
-            found.append(f"Rows were left out: {reason}")
         running = values_of(self.trials, "status").count("unfinished")
         if running:
             found.append(f"{running} trials were handed out and have not ended.")
@@ -328,7 +326,8 @@ def read(
     unread_rows = {run.tag("suite.home"): str(others[run.id]) for run in runs if run.id in others}
     rows = plain(choose(stored, rejected=True, sort=sort).rows)
     own = _own_id(place)
-    several_homes = len(set(values_of(rows, "home"))) > 1
+    # A home whose rows cannot be read still has trials, and they are not those of another one.
+    several_homes = len({*values_of(rows, "home"), *unread_rows}) > 1
     # The same arm of two homes is two arms: their runs were never compared.
     if several_homes:
         rows = [row | {"arm": key_in_home(row["home"], row["arm"])} for row in rows]

@@ -58,6 +58,8 @@ def document(report: Report, pictures: dict[str, Path]) -> str:
         lines.append(f"- **{escaped(sentence.head)}** {escaped(sentence.rest)}")
     for missing in report.missing:
         lines.append(f"- **Not finished:** {escaped(missing)}")
+    for reason in report.unread_rows.values():
+        lines.append(f"- **Rows were left out:** {escaped(reason)}")
     if report.spent_note:
         what = "partly an estimate"
         if report.estimated:

@@ -177,8 +177,9 @@ def _limits(report: Report) -> list[dict[str, Any]]:
     for key, unit in CHOICE_COSTS.items():
         by_place = []
         for task in report.places:
-            if report.on_one_scale(task):
-                by_place.append(rows_with(report.admitted(task), key))
+            admitted = report.admitted(task)
+            if report.on_one_scale(task, admitted):
+                by_place.append(rows_with(admitted, key))
         known = values_of(chain.from_iterable(by_place), key)
         if known and all(comparable(rows, key) for rows in by_place if rows):
             scale = values.scale_of(unit, known)
@@ -191,10 +192,11 @@ def _choices(report: Report) -> list[dict[str, Any]]:
     """The rows among which the page's script looks for the best within a reader's limits."""
     found = []
     for task in report.places:
-        if not report.on_one_scale(task):
-            continue
         # Nobody should choose a row that a check of validity rejects, or of which runs failed.
-        for row in report.admitted(task):
+        admitted = report.admitted(task)
+        if not report.on_one_scale(task, admitted):
+            continue
+        for row in admitted:
             choice = {
                 "task": task,
                 "where": clean(place(report, task)),

@@ -95,9 +95,14 @@ def sentence(
     more = f"{POINT:g} {unit} is out of reach ({MOST_SEEDS:,} seeds would not do)"
     if seeds_for_point is not None:
         more = f"a difference of {POINT:g} {unit} takes {seeds_for_point} seeds"
-    # Of small perplexities a tenth is much, and 0.0 would say that any difference shows.
-    size = f"{shown:.1f}" if shown >= 0.1 else f"{shown:.1g}"
-    return f"{seeds} seeds can show a difference of {size} {units}; {more}"
+    return f"{seeds} seeds can show a difference of {size_text(shown)} {units}; {more}"
+
+
+def size_text(shown: float) -> str:
+    """A smallest difference to a tenth, and below that its first digit: 0.0 would mean any."""
+    if shown < 0.1:
+        return f"{shown:.1g}"
+    return f"{shown:.1f}"
 
 
 def sentence_of(row: Mapping[str, Any]) -> str:

@@ -100,6 +100,8 @@ def published(store: Store, run: StoredRun) -> list[Row]:
                 # A store may serve half a file, or one from a cache; the digest of the tag decides.
                 if path.is_file() and sha256(path) == digest:
                     return read_file(path)
+        except UnreadableRowsError:
+            raise
         except TrackingError:
             # A store that answers and lists no such file has lost it, and others are still there.
             if store.has_file(run, name):
