@@ -368,6 +368,19 @@ def test_rows_of_another_version_hide_no_other_sweep_of_a_store(
         export_results(path, tracking_uri=uri)
 
 
+def test_rows_of_another_version_in_a_moved_home_are_not_called_lost(
+    empty_db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = new_home(tmp_path / "before", empty_db)
+    make_home(home.path, ["lora"], ["agreement"], trials=1, seeds=[1])
+    monkeypatch.setattr("suite.leaderboard.file.SCHEMA_VERSION", "another")
+    sync(home, tracking_uri=home.tracking_uri)
+    monkeypatch.undo()
+    moved = Home(home.path.rename(tmp_path / "after"))
+    with pytest.raises(TrackingError, match="schema version another"):
+        leaderboard(moved.tracking_uri)
+
+
 def test_one_sweep_can_be_taken_out_of_several(
     cluster: Home, merged: Home, empty_db: Path, tmp_path: Path
 ) -> None:
