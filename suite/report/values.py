@@ -286,7 +286,7 @@ def score(value: float | None) -> str:
 def score_of(row: Mapping[str, Any], key: str = "score_mean") -> str:
     """A row's score, or what is said of it, to a tenth; of a perplexity below 10 to a hundredth.
 
-    A tenth of such a perplexity is percents of it.
+    A tenth is one percent or more of such a perplexity.
     """
     mean = row["score_mean"]
     if row["higher_is_better"] is False and mean is not None and abs(mean) < 10:

@@ -100,6 +100,7 @@ def published(store: Store, run: StoredRun) -> list[Row]:
                 # A store may serve half a file, or one from a cache; the digest of the tag decides.
                 if path.is_file() and sha256(path) == digest:
                     return read_file(path)
+        # It is there, and its own reason says more than that it was lost.
         except UnreadableRowsError:
             raise
         except TrackingError:
