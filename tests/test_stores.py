@@ -330,7 +330,8 @@ def test_a_lost_file_of_rows_hides_its_own_sweep_alone(
     (run,) = store.runs([store.experiments()[f"{name}-lost"]], {"suite.kind": "leaderboard"})
     get_artifact_repository(run.files, tracking_uri=uri).delete_artifacts(run.tags[TAG].split()[0])
     assert set(leaderboard(uri)["sweep"]) >= {name}
-    (warning,) = caplog.messages
+    # A store of this module may hold what another test has damaged.
+    (warning,) = [message for message in caplog.messages if f"left out: sweep {name}" in message]
     assert warning.startswith(f"left out: sweep {name}-lost of home {home_id(home)}: ")
     assert "not there, or not as it was written" in warning
 
