@@ -118,11 +118,10 @@ def _energy(row: Row, target: float) -> float:
     """Mean energy of the confirm runs up to the target, kWh."""
     if not row.progress:
         raise ValueError("no confirm run has ended")
-    # A run that ended before its first epoch has no point in `progress`, and one that diverged later
-    # has points and no score; the cell fails only when the last seed has ended.
-    if row.status == CellStatus.FAILED or any(
-        str(seed) not in row.seed_scores for seed, _, _ in row.progress
-    ):
+    # A run that ended before its first epoch has no point in `progress`. One that diverged later
+    # has points and no score, and its cell fails only once the last seed has ended.
+    with_points = {str(seed) for seed, _, _ in row.progress}
+    if row.status == CellStatus.FAILED or not with_points <= row.seed_scores.keys():
         raise ValueError("a confirm run ended without a score")
     if mixes_energy(row.energy_source):
         raise ValueError(MIXED)
