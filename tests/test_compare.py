@@ -532,6 +532,9 @@ def test_what_could_be_told_apart_is_said(finished: Home, suite: Suite) -> None:
     _, _, err = suite("compare", "full", "read", "--home", finished.path)
     assert "p (Holm) corrects for all 2 tasks and pairs shown" in err
     assert "agreement: 3 seeds can show a difference of" in err
+    assert "two arms that were named before anybody saw their scores" in err
+    _, _, err = suite("compare", "--all-pairs", "--home", finished.path)
+    assert "corrects for all" in err and "named before" not in err
     found = " ".join(f"{s.head} {s.rest}" for s in answer(read(finished.path)))
     assert "on agreement, 3 seeds can show a difference of" in found
 

@@ -77,10 +77,10 @@ def compare(
     rows = compare_arms(place, given, sweep=sweep, task=task)
     render.render(rows, _columns(rows), fmt, keys=KEYS, title=_title(rows))
     if fmt.for_people:
-        _say_what_it_rests_on(rows)
+        _say_what_it_rests_on(rows, named=not all_pairs)
 
 
-def _say_what_it_rests_on(rows: Sequence[Row]) -> None:
+def _say_what_it_rests_on(rows: Sequence[Row], *, named: bool) -> None:
     """Say on stderr what Holm's correction covers, and what these seeds could tell apart."""
     from suite.stats.power import sentence_of
 
@@ -96,6 +96,14 @@ def _say_what_it_rests_on(rows: Sequence[Row]) -> None:
             which = f"planned, of which {len(counts)} can be compared so far"
         if count > 1:
             put(f"p (Holm) corrects for all {count} {words[of_means]} {which}", err=True)
+    # Somebody who takes the two arms that lie farthest apart has looked at all pairs.
+    of_one_sweep = rows[0]["sweep_a"] == rows[0]["sweep_b"]
+    if named and families and of_one_sweep:
+        put(
+            "the p-values are for two arms that were named before anybody saw their scores; for a "
+            "pair that was chosen from a table take those of --all-pairs",
+            err=True,
+        )
     # Of several pairs, the table has a column.
     if _several_pairs(rows):
         return

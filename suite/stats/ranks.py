@@ -3,8 +3,8 @@
 All pairs of arms are tested, with Holm's correction over all pairs that the sweep plans: the arms
 of one backbone and task are one family, also while some of them have not finished. An arm's rank
 runs from one more than the number of arms that are better, to the number of all arms less those
-that are worse: 1, 1-3, 2-3. Two arms whose ranks overlap may still differ; `suite compare` tests a
-pair.
+that are worse: 1, 1-3, 2-3. Two arms whose ranks overlap may still differ; `suite compare
+--all-pairs` tests them with their own variances.
 """
 
 from __future__ import annotations
