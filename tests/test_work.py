@@ -141,7 +141,7 @@ def test_hours_are_trials_times_steps_times_the_assumed_time_of_a_step(toy_roots
         assert cost["device_hours_at_most"] == pytest.approx(
             trials * steps * flops / (tflops * 1e12) / 3600, rel=1e-12
         )
-        assert f"assumes {tflops:g} TFLOP/s" in cost["assumption"]
+        assert f"achieves {tflops:g} TFLOP/s" in cost["assumption"]
     unknown = make_plan(toy_sweep(methods=["full"]), where="toy.yaml")
     hours = device_hours(unknown, work, trials={}, on_gpus=True)
     assert hours["device_hours_at_most"] is None
@@ -244,6 +244,6 @@ def test_a_papers_sweep_is_planned_and_estimated_without_network(
     assert (
         cost["device"] == "GPU"
         and cost["device_hours_at_most"] > 10
-        and "assumes 40 TFLOP/s" in cost["assumption"]
+        and "if a GPU achieves 40 TFLOP/s, which is a guess" in cost["assumption"]
     )
     assert (cost["device_hours_pretrain"] > 100) == sweep.startswith("mhe")

@@ -1,4 +1,4 @@
-"""Estimates how much computing a sweep takes, in device-hours: an upper bound.
+"""Estimates how much computing a sweep takes, in device-hours: at most, if the speed is right.
 
 A training step of an arm with N parameters, of which M train, costs for each token
     2 N         forward,
@@ -238,7 +238,8 @@ def device_hours(
     # Cells without a measurement are off by as much as the measured ones were.
     ratio = 1.0
     basis = (
-        f"assumes {tflops:g} TFLOP/s achieved by a {device}; examples as long as max_length allows"
+        f"if a {device} achieves {tflops:g} TFLOP/s, which is a guess; examples as long as "
+        "max_length allows"
     )
     if measured_s:
         ratio = fmean(example_s / assumed_s[key] for key, example_s in measured_s.items())
