@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from suite.backbones.heads import Head
 from suite.backbones.weights import cast_weights
@@ -15,12 +17,14 @@ from suite.config import precision
 from suite.config.precision import precision_of
 from suite.config.training import TrainingConfig
 from suite.plan.gpus import Gpus
-from suite.profiling import setting
+from suite.profiling import estimate, setting
 from suite.profiling.batches import training_batch
 from suite.profiling.setting import make_setting
 from suite.record.folder import Home
 from suite.storage.workspace import Workspace
+from suite.train import linear
 from suite.train.build import build_model
+from suite.train.frozen_weights import copy_beside, keep_whole
 from suite.train.linear import PartitionedLinear
 from suite.train.loop import Trainer
 from suite.train.precision import autocast_forwards
@@ -124,6 +128,35 @@ def test_a_partitioned_map_has_the_gradients_of_its_forward_passs_precision() ->
             torch.set_autocast_dtype("cpu", before)
     for usual, other in zip(*found, strict=True):
         assert usual.equal(other)
+
+
+def test_the_map_of_stage_3_takes_the_names_of_pytorchs_own() -> None:
+    """Some of peft's layers call it by keyword, as `peft:hra`."""
+    x, weight = torch.randn(5, 8), torch.randn(4, 8)
+    expected = F.linear(input=x, weight=weight, bias=None)
+    linear.use()
+    try:
+        assert F.linear(input=x, weight=weight, bias=None).equal(expected)
+        weight.ds_id = 1  # type: ignore[attr-defined]  # as a partitioned one has
+        assert F.linear(input=x, weight=weight, bias=None).equal(expected)
+    finally:
+        linear.leave()
+    with estimate.patched("linear", estimate._linear_of_stage_3):
+        assert F.linear(input=x, weight=nn.Parameter(weight), bias=None).equal(expected)
+
+
+def test_a_backbone_without_parameters_tells_its_device_and_dtype() -> None:
+    """As where all that trains lies outside of it; transformers asks its first parameter."""
+    toy = make_arm("peft:prefix-tuning", "bert", "classification")
+    backbone = toy.model.get_base_model()  # type: ignore[operator]
+    before = type(backbone)
+    for parameter in backbone.parameters():
+        parameter.requires_grad = False
+    keep_whole(toy.model, "cpu")
+    assert not list(backbone.parameters())
+    assert (backbone.device, backbone.dtype) == (torch.device("cpu"), torch.float32)
+    assert isinstance(backbone, before) and type(backbone).__name__ == before.__name__
+    assert copy_beside(backbone).dtype is torch.float32
 
 
 def test_rotary_frequencies_stay_fp32_where_weights_become_bf16() -> None:

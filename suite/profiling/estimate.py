@@ -244,12 +244,15 @@ def _gradients_released(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _linear_of_stage_3(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear_of_stage_3(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    # The names of PyTorch's own parameters, because some of peft's layers call it by keyword.
     # Only parameters are partitioned; resident frozen weights are buffers by now.
     if isinstance(weight, nn.Parameter):
-        product: Tensor = PartitionedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        product: Tensor = PartitionedLinear.apply(  # type: ignore[no-untyped-call]
+            input, weight, bias
+        )
         return product
-    return PLAIN_LINEAR(x, weight, bias)
+    return PLAIN_LINEAR(input, weight, bias)
 
 
 class _FusedAttention(torch.autograd.Function):

@@ -26,6 +26,11 @@ WINDOW_BATCHES = 16
 """Batches whose rows are sorted by length together."""
 
 
+def elements(batch: Mapping[str, torch.Tensor]) -> int:
+    """Count the numbers of a batch, answers included; what a step holds grows with them."""
+    return sum(tensor.numel() for tensor in batch.values())
+
+
 class TrainBatches:
     """The optimizer steps of an epoch, cut for one rank.
 

@@ -216,6 +216,41 @@ class Engine:
             finally:
                 self._is_whole = False
 
+    @contextmanager
+    def whole_peft_layers(self) -> Iterator[None]:
+        """Gather once what layers of `peft` hold, for passes without gradients. Collective.
+
+        A module's hooks gather its own weights when somebody calls it. Such a layer also reads
+        weights of modules that nobody calls: those of a `ParameterDict`, or the shape of
+        `lora_A.weight`. DeepSpeed notices that only while the whole model is called, and
+        `generate` calls parts of it. All other weights are gathered as ever.
+        """
+        if not self._partitions:
+            yield
+            return
+        # It takes seconds, and our own methods do without it.
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        # In one order on all ranks, which a set of parameters has not.
+        read: dict[nn.Parameter, None] = {}
+        for layer in self.module.modules():
+            if isinstance(layer, BaseTunerLayer):
+                read |= dict.fromkeys(layer.parameters())
+        if read:
+            # Some layers share weights that lie outside of all of them.
+            read |= dict.fromkeys(parameter for _, parameter in self._trained())
+        owners = []
+        for module in self.module.modules():
+            if any(parameter in read for parameter in module.parameters(recurse=False)):
+                owners.append(module)
+        self._engine.empty_partition_cache()
+        zero_optimizer: Any = self._engine.optimizer
+        with (
+            self._gathered(read),
+            _taken_away(_hooks_around(owners, zero_optimizer.parameter_offload)),
+        ):
+            yield
+
     @property
     def has_lanes(self) -> bool:
         """Whether `beside` may be called."""
@@ -480,15 +515,28 @@ def _unhook(model: nn.Module, offload: DeepSpeedZeRoOffload) -> None:
     DeepSpeed puts four around every module, and those around a container or a frozen layer gather
     nothing, in every forward pass and for every generated token.
     """
-    idle = set()
-    # Only its handle can remove a hook, and of its module a handle knows nothing but these.
+    idle = []
     for module in model.modules():
         # The whole model's hooks begin and end a pass.
         if module is not model and next(module.parameters(recurse=False), None) is None:
-            idle |= {id(module._forward_hooks), id(module._forward_pre_hooks)}
+            idle.append(module)
+    for handle in _hooks_around(idle, offload):
+        handle.remove()
+
+
+def _hooks_around(
+    modules: Iterable[nn.Module], offload: DeepSpeedZeRoOffload
+) -> list[RemovableHandle]:
+    """The handles of ZeRO-3's hooks around some modules."""
+    # Only its handle can remove a hook, and of its module a handle knows nothing but these.
+    of_modules = set()
+    for module in modules:
+        of_modules |= {id(module._forward_hooks), id(module._forward_pre_hooks)}
+    handles = []
     for handle in (*offload.forward_hooks, *offload.backward_hooks):
-        if id(handle.hooks_dict_ref()) in idle:
-            handle.remove()
+        if id(handle.hooks_dict_ref()) in of_modules:
+            handles.append(handle)
+    return handles
 
 
 @contextmanager

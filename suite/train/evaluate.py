@@ -19,7 +19,7 @@ from suite.data.objective import Batch, Objective
 from suite.errors import gib
 from suite.meters import PhaseMeter
 from suite.petl._frozen import GivenPass
-from suite.train.batches import eval_batches
+from suite.train.batches import elements, eval_batches
 from suite.train.engine import Engine
 from suite.train.lanes import LanesMeter, side_by_side
 from suite.train.process_group import all_agree, gather_objects
@@ -102,7 +102,7 @@ def evaluate(
         ):
             inputs = {name: tensor.to(device) for name, tensor in batch.items()}
             predict = partial(objective.predict, batch=inputs, synced=synced)
-            with meter.probe(inputs["input_ids"].numel()):
+            with meter.probe(elements(inputs)):
                 frozen: GivenPass | None = None
                 if given is not None:
                     numbers = [shortest if row is None else row for row in rows]
@@ -153,6 +153,8 @@ def weights_at_hand(
                 stack.enter_context(engine.whole_weights())
         else:
             log(f"this rank gathers weights for every token: {why}")
+            for engine in engines:
+                stack.enter_context(engine.whole_peft_layers())
         yield
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 
 def keep_whole(model: nn.Module, device: str) -> tuple[str, ...]:
@@ -38,7 +40,34 @@ def keep_whole(model: nn.Module, device: str) -> tuple[str, ...]:
             if parameter in buffers:
                 delattr(module, name)
                 module.register_buffer(name, buffers[parameter], persistent=False)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and next(module.parameters(), None) is None:
+            _say_place_by_buffers(module)
     return tuple(names)
+
+
+def _say_place_by_buffers(model: PreTrainedModel) -> None:
+    """Let a model without parameters tell its device and dtype.
+
+    transformers asks its first parameter, and a backbone has none where all that trains lies
+    outside of it, as prompts of `peft` do.
+    """
+    kind = type(model)
+
+    def device(self: PreTrainedModel) -> torch.device:
+        return next(self.buffers()).device
+
+    def dtype(self: PreTrainedModel) -> torch.dtype:
+        return next(buffer.dtype for buffer in self.buffers() if buffer.is_floating_point())
+
+    members = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "device": property(device),
+        "dtype": property(dtype),
+    }
+    # Both are properties of the class, so no attribute of the object can stand in for them.
+    model.__class__ = type(kind.__name__, (kind,), members)
 
 
 def kept_weights(model: nn.Module, names: tuple[str, ...]) -> Mapping[str, Tensor]:

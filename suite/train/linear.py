@@ -52,12 +52,15 @@ class PartitionedLinear(torch.autograd.Function):
         return of_x, of_weight, of_bias
 
 
-def _linear_of_stage_3(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear_of_stage_3(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    # The names of PyTorch's own parameters, because some of peft's layers call it by keyword.
     # Only partitioned parameters have a `ds_id`; all other weights are there when they are needed.
     if hasattr(weight, "ds_id"):
-        product: Tensor = PartitionedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        product: Tensor = PartitionedLinear.apply(  # type: ignore[no-untyped-call]
+            input, weight, bias
+        )
         return product
-    return _linear(x, weight, bias)
+    return _linear(input, weight, bias)
 
 
 def use() -> None:
@@ -67,7 +70,7 @@ def use() -> None:
     """
     global _users
     _users += 1
-    torch.nn.functional.linear = _linear_of_stage_3  # type: ignore[assignment]
+    torch.nn.functional.linear = _linear_of_stage_3
 
 
 def leave() -> None:

@@ -1,0 +1,136 @@
+"""Every method of peft under ZeRO-3, where weights are cut: it trains, leaves alone what a trial does not keep, and writes
+the same texts whether all weights are gathered at once or for every token."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from suite.backbones.loading import Head, load_tokenizer, resolve
+from suite.config.arm import Arm
+from suite.config.space import load_space, peft_spaces
+from suite.config.sweep import LimitConfig
+from suite.config.training import TrainingConfig
+from suite.data.make_objective import make_objective
+from suite.data.objective import Objective
+from suite.data.prepare import prepare
+from suite.meters import PhaseMeter
+from suite.petl.arm import build_arm
+from suite.train.engine import Engine
+from suite.train.evaluate import evaluate, weights_at_hand
+from suite.train.initial import buffer_sums, check_buffers
+from tests.ranks import on_ranks
+from tests.texts import toy_translation, write_pairs
+from tests.tiny import tiny_choice
+from tests.toy import loss_of, make_batch
+
+T5 = tiny_choice("t5", d_model=128, d_kv=32)
+"""Wide enough for the first choice of every search space."""
+HEAD = Head("text")
+PLENTY = 2**40
+NOT_ON_T5 = {"peft:shadow": "it looks for the layers of a decoder"}
+FEWER_ROWS = {"peft:eva": {"r": 4, "lora_alpha": 4}}
+"""Its directions need more tokens than ranks."""
+READ_FROM_OUTSIDE = ("peft:dora", "peft:glora", "peft:ia3", "peft:loha", "peft:lokr", "peft:osf")
+"""Those whose layers read weights of modules that nobody calls; these run with frozen weights cut, too."""
+
+
+def training(frozen: str) -> TrainingConfig:
+    return TrainingConfig.model_validate(
+        {
+            "batch_size": 8,
+            "max_length": 32,
+            "target_max_length": 6,
+            "frozen_weights": frozen,
+        }
+    )
+
+
+def task(folder: Path) -> tuple[Objective, Dataset]:
+    objective = make_objective(
+        toy_translation(),
+        kind="encoder-decoder",
+        tokenizer=load_tokenizer(resolve(T5)),
+        training=training("resident"),
+        decoder_objective="text",
+    )
+    data = prepare(
+        toy_translation(),
+        objective,
+        limit=LimitConfig(),
+        data_root=folder / "data",
+        cache=folder / "cache",
+    )
+    return objective, data.split("test", confirm=True)
+
+
+def texts(engine: Engine, rank: int, folder: Path, usable_bytes: int | None) -> list[Any]:
+    objective, data = task(folder)
+    meter = PhaseMeter(torch.device("cpu"))
+    at_hand = weights_at_hand([engine], objective, usable_bytes=usable_bytes, log=lambda line: None)
+    with meter.phase("eval"), at_hand:
+        (found,) = evaluate([engine], objective, data, meter, rank=rank, world_size=2, batch_size=2)
+    return found.prediction
+
+
+def tried(rank: int, name: str, frozen: str, folder: Path) -> dict[str, Any]:
+    """A step, texts in both ways, and a step more."""
+    torch.manual_seed(3)
+    resolved = resolve(T5)
+    architecture = FEWER_ROWS.get(name, load_space(name).architectures[0])
+    arm = Arm(backbone=T5, method=name, architecture=architecture)
+    model, petl = build_arm(resolved, HEAD, arm)
+    batches = [make_batch(resolved.family, HEAD, seed=seed, size=8) for seed in range(2)]
+    if petl.needs_preparation:
+        rows = [make_batch(resolved.family, HEAD, seed=seed, size=1) for seed in range(40)]
+        petl.prepare(model, resolved.family, rows, loss_of)
+    before = buffer_sums(model)
+    engine = Engine(model, training(frozen), world_size=2, device="cpu")
+    try:
+        losses = []
+        found: dict[str, Any] = {"losses": losses}
+        for way, usable_bytes in (("for every token", None), ("whole", PLENTY)):
+            engine.module.train()
+            mine = {key: tensor[rank::2].contiguous() for key, tensor in batches[0].items()}
+            losses.append(float(engine.step([(mine, 1.0)], 0.0)))
+            engine.module.eval()
+            found[way] = texts(engine, rank, folder, usable_bytes)
+        engine.module.train()
+        mine = {key: tensor[rank::2].contiguous() for key, tensor in batches[1].items()}
+        losses.append(float(engine.step([(mine, 1.0)], 1e-3)))
+        engine.check_mask()
+        check_buffers(engine.module, before, "a step")
+        assert engine.fingerprint(trained=False) == engine.frozen_fingerprint
+    finally:
+        engine.release()
+    return found
+
+
+def everything(rank: int, folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """All in one pair of processes: starting them costs more than what they do."""
+    cases = [(name, "resident") for name in peft_spaces() if name not in NOT_ON_T5]
+    cases += [(name, "partitioned") for name in READ_FROM_OUTSIDE]
+    found = {}
+    for case in cases:
+        try:
+            found[case] = tried(rank, *case, folder)
+        except Exception as error:
+            error.add_note(f"{case}")
+            raise
+    return found
+
+
+@pytest.mark.slow
+def test_it_trains_and_writes_the_same_texts_however_weights_are_gathered(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "data", train=8, validation=3, test=3)
+    # Encoded here, so that the ranks find it.
+    task(tmp_path)
+    for on_rank in on_ranks(everything, tmp_path, timeout_s=600.0):
+        for case, found in on_rank.items():
+            assert found["for every token"] == found["whole"], case
+            assert all(math.isfinite(loss) for loss in found["losses"]), case
