@@ -15,6 +15,8 @@ Deviations:
       `prompt` has none of these faults.
     - Options of LoRA that need other adapters or a quantised backbone are refused: peft would train
       plain LoRA. Starts from data run before training, see `_lora_starts`.
+    - KaSA trains without the paper's two penalties (arXiv 2412.06071, equations 9 to 11). peft
+      leaves them to the training loop, so other `beta` and `gamma` are refused.
     - LoRA+ and LoRA-FA are peft's optimizers on the suite's AdamW, see `_lora_optimizers`.
     - The trained count is what peft reports; there is no formula of a paper behind it.
 """
@@ -31,11 +33,13 @@ from typing import Any, get_args, get_type_hints
 import torch
 from peft import (
     PEFT_TYPE_TO_CONFIG_MAPPING,
+    KasaConfig,
     LoraConfig,
     PeftConfig,
     PeftModel,
     PeftType,
     TaskType,
+    VeloraConfig,
     get_peft_model,
 )
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -100,12 +104,14 @@ FACTORS = frozenset(
     {"alpha", "d_initial", "lora_alpha", "psoft_alpha", "randlora_alpha", "scaling", "shadow_alpha"}
 )
 """Options that multiply what a method adds to the backbone."""
+REWRITES_BUFFERS = "it rewrites buffers while it trains, and a trial keeps parameters only"
 UNUSABLE_OPTIONS = {
     "alora_invocation_tokens": "it acts after tokens that no task's inputs hold",
     "arrow_config": "it routes between LoRA adapters that have been trained before",
     "layer_replication": "it makes another backbone",
     "loftq_config": "it starts from what quantisation loses, and no backbone here is quantised",
     "megatron_config": "it needs Megatron's layers",
+    "monteclora_config": REWRITES_BUFFERS,
     "runtime_config": "the suite says where everything is computed",
     "target_parameters": "it adapts mixtures of experts, which no family here has",
     "use_qalora": "it needs a quantised backbone, and is plain LoRA without one",
@@ -344,6 +350,12 @@ def _check_usable(
             )
         if key.endswith("dropout") and isinstance(value, (int, float)) and not 0 <= value < 1:
             raise ConfigError(f"{where}: {key}: got {value}, expected at least 0 and below 1")
+        # Of AdaMSS.
+        if key == "use_asa" and value:
+            raise ConfigError(
+                f"{where}: use_asa: {value} does not fit a sweep: its subspaces are chosen by calls"
+                " in a training loop of its own"
+            )
     if config_class is not LoraConfig:
         return
     default = LoraConfig()
@@ -351,7 +363,34 @@ def _check_usable(
         reason = UNUSABLE_OPTIONS.get(key)
         if reason is not None and value != getattr(default, key):
             raise ConfigError(f"{where}: {key}: {value} does not fit a sweep: {reason}")
+    _check_groups(architecture, where=where)
     _check_start_options(architecture, where=where)
+
+
+def _check_groups(architecture: Mapping[str, Any], *, where: str) -> None:
+    """Check two groups of options of LoRA, of which peft does not do all.
+
+    Raises:
+        ConfigError: VeLoRA would rewrite buffers, or KaSA's penalties are set.
+    """
+    velora = architecture.get("velora_config")
+    # What is no mapping peft refuses by itself, as it does unknown keys.
+    if isinstance(velora, Mapping):
+        start = velora.get("init_type", VeloraConfig().init_type)
+        if start != "random":
+            raise ConfigError(
+                f"{where}: velora_config.init_type: got {start!r}, expected 'random': otherwise"
+                f" {REWRITES_BUFFERS}"
+            )
+    kasa = architecture.get("kasa_config")
+    if isinstance(kasa, Mapping):
+        default = KasaConfig()
+        for key in ("beta", "gamma"):
+            if kasa.get(key, getattr(default, key)) != getattr(default, key):
+                raise ConfigError(
+                    f"{where}: kasa_config.{key}: got {kasa[key]}, expected"
+                    f" {getattr(default, key):g}, peft's default: it adds the penalty to no loss"
+                )
 
 
 def check_shadow(options: Mapping[str, Any], *, where: str) -> None:

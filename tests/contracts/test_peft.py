@@ -42,9 +42,8 @@ OF_STARTS = {f"{start}_config" for start in CONFIGS}
 OTHERS: dict[str, Any] = {
     "use_dora": True,
     "use_rslora": True,
-    "velora_config": {"num_groups": 2},
-    "monteclora_config": {"num_samples": 2},
-    "kasa_config": {"beta": 0.01},
+    "velora_config": {"num_groups": 2, "init_type": "random"},
+    "kasa_config": {},
     "use_bdlora": {
         "target_modules_bd_a": ["query"],
         "target_modules_bd_b": ["value"],
@@ -104,6 +103,21 @@ def trained(architecture: dict[str, Any]) -> torch.Tensor:
 def test_what_peft_would_not_do_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"{key}: .* does not fit a sweep: (it|the suite)"):
         get_method("peft:lora").configure({key: {"x": 1}})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("peft:lora", {"velora_config": {"num_groups": 2}}, "init_type: got 'batch_average', exp"),
+        ("peft:kasa", {"kasa_config": {"beta": 0.01}}, "beta: got 0.01, expected 0.0001, peft's"),
+        ("peft:adamss", {"use_asa": True}, "use_asa: True does not fit a sweep"),
+    ],
+)
+def test_what_peft_leaves_to_other_training_loops_is_refused(
+    name: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        get_method(name).configure(options)
 
 
 def test_butterfly_factors_that_peft_would_set_to_one_are_refused(
