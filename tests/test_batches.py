@@ -11,7 +11,7 @@ from datasets import Dataset
 from datasets.arrow_dataset import Column
 
 from suite.data.collate import collate_padded
-from suite.train.batches import WINDOW_BATCHES, TrainBatches, eval_batches
+from suite.train.batches import WINDOW_BATCHES, TrainBatches, elements, eval_batches
 
 BATCH = 4
 ROWS = WINDOW_BATCHES * BATCH * 2 + 11  # two whole windows, and one of two batches with a rest
@@ -28,6 +28,10 @@ def rows() -> Dataset:
 
 
 DATA = rows()
+
+
+def test_a_batch_is_as_large_as_its_inputs_and_answers() -> None:
+    assert elements({"input_ids": torch.zeros(2, 3), "labels": torch.zeros(2, 5)}) == 16
 
 
 def collate(batch: Any) -> dict[str, torch.Tensor]:

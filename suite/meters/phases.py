@@ -114,7 +114,8 @@ class PhaseMeter:
         GPU the allocator keeps the peak, and this does nothing.
 
         Args:
-            size: Largest micro-batch of the step in padded tokens; None = watch in any case.
+            size: Numbers in the step's largest micro-batch, filled up, answers included; None =
+                watch in any case.
 
         Yields:
             Whether this step is watched, which makes its time untypical.

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from suite.petl._frozen import GivenPass
 from suite.record.attempts import PreemptedError
-from suite.train.batches import Part, Rows
+from suite.train.batches import Part, Rows, elements
 from suite.train.engine import Engine, LocalBatch
 from suite.train.lanes import LanesMeter, side_by_side
 from suite.train.midway import Midway, Pace
@@ -188,7 +188,7 @@ def train_epoch(
         given = _given(run, parts, rows)
         for lane in alive:
             lane.engine.set_learning_rate(lane.run.learning_rate(done_before + i))
-        with meter.probe(int(lengths.max())) as watched:
+        with meter.probe(max(elements(part) for part, _ in inputs)) as watched:
             _step(alive, inputs, given)
         if i + 1 == half_steps:
             for lane in alive:
