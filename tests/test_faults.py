@@ -461,6 +461,10 @@ def test_memory_that_ran_out_is_no_fault_of_the_machine_whoever_says_it() -> Non
     for text in ("CUBLAS_STATUS_ALLOC_FAILED", "NCCL error: cuda failure 2 'out of memory'"):
         error = torch.distributed.DistBackendError(text)
         assert status_of(error) is Status.OOM and not is_infrastructure(error)
+    # More than any machine has.
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60)
+    assert status_of(caught.value) is Status.OOM and not is_infrastructure(caught.value)
     lost = RuntimeError("No CUDA GPUs are available")
     assert is_infrastructure(lost) and status_of(lost) is Status.FAILED
 

@@ -69,6 +69,9 @@ _SIGNS = (
     "busy or unavailable",
 )
 
+NO_MEMORY = ("out of memory", "alloc_failed", "can't allocate memory")
+"""What errors say, in small letters, where memory is short."""
+
 
 def is_infrastructure(error: BaseException) -> bool:
     """Whether another attempt on other machines may succeed.
@@ -103,9 +106,9 @@ def _raised(error: BaseException) -> BaseException:
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    # NCCL, cuBLAS and others say it in a RuntimeError of their own.
+    # The CPU's allocator, NCCL, cuBLAS and others say it in a RuntimeError of their own.
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "alloc_failed" in text)
+    return isinstance(error, RuntimeError) and any(words in text for words in NO_MEMORY)
 
 
 def failure_record(error: BaseException, *, log_path: str = "") -> FailureRecord:
