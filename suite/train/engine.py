@@ -217,39 +217,35 @@ class Engine:
                 self._is_whole = False
 
     @contextmanager
-    def whole_peft_layers(self) -> Iterator[None]:
-        """Gather once what layers of `peft` hold, for passes without gradients. Collective.
+    def whole_peft_layers(self) -> Iterator[int]:
+        """Gather once what most layers of `peft` hold, for passes without gradients. Collective.
 
         A module's hooks gather its own weights when somebody calls it. Such a layer also reads
         weights of modules that nobody calls: those of a `ParameterDict`, or the shape of
         `lora_A.weight`. DeepSpeed notices that only while the whole model is called, and
-        `generate` calls parts of it. All other weights are gathered as ever.
-        """
-        if not self._partitions:
-            yield
-            return
-        # It takes seconds, and our own methods do without it.
-        from peft.tuners.tuners_utils import BaseTunerLayer
+        `generate` calls parts of it. Plain LoRA does not, and all other weights are gathered as
+        ever.
 
+        Yields:
+            The bytes of what is whole within the block.
+        """
+        owners = []
+        if self._partitions:
+            owners = _read_from_outside(self.module)
+        if not owners:
+            yield 0
+            return
         # In one order on all ranks, which a set of parameters has not.
         read: dict[nn.Parameter, None] = {}
-        for layer in self.module.modules():
-            if isinstance(layer, BaseTunerLayer):
-                read |= dict.fromkeys(layer.parameters())
-        if read:
-            # Some layers share weights that lie outside of all of them.
-            read |= dict.fromkeys(parameter for _, parameter in self._trained())
-        owners = []
-        for module in self.module.modules():
-            if any(parameter in read for parameter in module.parameters(recurse=False)):
-                owners.append(module)
+        for module in owners:
+            read |= dict.fromkeys(module.parameters(recurse=False))
         self._engine.empty_partition_cache()
         zero_optimizer: Any = self._engine.optimizer
         with (
             self._gathered(read),
             _taken_away(_hooks_around(owners, zero_optimizer.parameter_offload)),
         ):
-            yield
+            yield sum(whole_numel(parameter) * parameter.element_size() for parameter in read)
 
     @property
     def has_lanes(self) -> bool:
@@ -522,6 +518,40 @@ def _unhook(model: nn.Module, offload: DeepSpeedZeRoOffload) -> None:
             idle.append(module)
     for handle in _hooks_around(idle, offload):
         handle.remove()
+
+
+def _read_from_outside(model: nn.Module) -> list[nn.Module]:
+    """The modules of which a layer of `peft` may read weights without calling them.
+
+    They are those of all layers but plain LoRA's, those that hold something else that trains,
+    because some layers share such weights, and all that share a weight with one of these.
+    """
+    # A method of `peft` has imported it by now.
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    read: set[nn.Parameter] = set()
+    for layer in model.modules():
+        is_plain = False
+        if isinstance(layer, LoraLayer):
+            # What makes another method of it, as DoRA, is a variant; of embeddings it reads a dict.
+            is_plain = not layer.lora_variant and not len(layer.lora_embedding_A)
+        if isinstance(layer, BaseTunerLayer) and not is_plain:
+            read.update(layer.parameters())
+    if read:
+        read.update(p for p in model.parameters() if p.requires_grad)
+    found: list[nn.Module] = []
+    known = -1
+    # A module whose hooks are taken away must have all that it holds.
+    while known < len(read):
+        known = len(read)
+        found = []
+        for module in model.modules():
+            own = list(module.parameters(recurse=False))
+            if not read.isdisjoint(own):
+                found.append(module)
+                read.update(own)
+    return found
 
 
 def _hooks_around(

@@ -19,7 +19,7 @@ from suite.data.objective import Batch, Objective
 from suite.errors import gib
 from suite.meters import PhaseMeter
 from suite.petl._frozen import GivenPass
-from suite.train.batches import elements, eval_batches
+from suite.train.batches import eval_batches
 from suite.train.engine import Engine
 from suite.train.lanes import LanesMeter, side_by_side
 from suite.train.process_group import all_agree, gather_objects
@@ -102,7 +102,7 @@ def evaluate(
         ):
             inputs = {name: tensor.to(device) for name, tensor in batch.items()}
             predict = partial(objective.predict, batch=inputs, synced=synced)
-            with meter.probe(elements(inputs)):
+            with meter.probe(inputs["input_ids"].numel()):
                 frozen: GivenPass | None = None
                 if given is not None:
                     numbers = [shortest if row is None else row for row in rows]
@@ -152,9 +152,10 @@ def weights_at_hand(
             for engine in engines:
                 stack.enter_context(engine.whole_weights())
         else:
+            held = sum(stack.enter_context(engine.whole_peft_layers()) for engine in engines)
+            if held:
+                why += f"; {gib(held)} of layers of peft are gathered once in any case"
             log(f"this rank gathers weights for every token: {why}")
-            for engine in engines:
-                stack.enter_context(engine.whole_peft_layers())
         yield
 
 

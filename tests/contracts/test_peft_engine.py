@@ -14,7 +14,7 @@ from datasets import Dataset
 from suite.backbones.loading import Head, load_tokenizer, resolve
 from suite.config.arm import Arm
 from suite.config.space import load_space, peft_spaces
-from suite.config.sweep import LimitConfig
+from suite.config.sweep import AttentionChoice, LimitConfig
 from suite.config.training import TrainingConfig
 from suite.data.make_objective import make_objective
 from suite.data.objective import Objective
@@ -27,7 +27,7 @@ from suite.train.initial import buffer_sums, check_buffers
 from tests.ranks import on_ranks
 from tests.texts import toy_translation, write_pairs
 from tests.tiny import tiny_choice
-from tests.toy import loss_of, make_batch
+from tests.toy import disturb, loss_of, make_batch
 
 T5 = tiny_choice("t5", d_model=128, d_kv=32)
 """Wide enough for the first choice of every search space."""
@@ -36,8 +36,21 @@ PLENTY = 2**40
 NOT_ON_T5 = {"peft:shadow": "it looks for the layers of a decoder"}
 FEWER_ROWS = {"peft:eva": {"r": 4, "lora_alpha": 4}}
 """Its directions need more tokens than ranks."""
-READ_FROM_OUTSIDE = ("peft:dora", "peft:glora", "peft:ia3", "peft:loha", "peft:lokr", "peft:osf")
-"""Those whose layers read weights of modules that nobody calls; these run with frozen weights cut, too."""
+CUT = [
+    ("peft:dora", "pretrained"),
+    ("peft:glora", "pretrained"),
+    ("peft:ia3", "pretrained"),
+    ("peft:loha", "pretrained"),
+    ("peft:lokr", "pretrained"),
+    ("peft:lora", "pretrained"),
+    ("peft:osf", "pretrained"),
+    # Its `k` holds a weight that trains and one that does not.
+    ("peft:ia3", "wgqa"),
+    ("lora", "wgqa"),
+]
+"""Methods and attentions with frozen weights cut, too; the layers of most read weights of modules that nobody calls."""
+Case = tuple[str, str, str]
+"""Method, attention, frozen weights."""
 
 
 def training(frozen: str) -> TrainingConfig:
@@ -78,17 +91,24 @@ def texts(engine: Engine, rank: int, folder: Path, usable_bytes: int | None) -> 
     return found.prediction
 
 
-def tried(rank: int, name: str, frozen: str, folder: Path) -> dict[str, Any]:
+def tried(rank: int, case: Case, folder: Path) -> dict[str, Any]:
     """A step, texts in both ways, and a step more."""
+    name, attention, frozen = case
     torch.manual_seed(3)
     resolved = resolve(T5)
-    architecture = FEWER_ROWS.get(name, load_space(name).architectures[0])
-    arm = Arm(backbone=T5, method=name, architecture=architecture)
+    arm = Arm(
+        backbone=T5,
+        method=name,
+        architecture=FEWER_ROWS.get(name, load_space(name).architectures[0]),
+        attention=AttentionChoice(name=attention),
+    )
     model, petl = build_arm(resolved, HEAD, arm)
     batches = [make_batch(resolved.family, HEAD, seed=seed, size=8) for seed in range(2)]
     if petl.needs_preparation:
         rows = [make_batch(resolved.family, HEAD, seed=seed, size=1) for seed in range(40)]
         petl.prepare(model, resolved.family, rows, loss_of)
+    # Or all would write what the backbone writes.
+    disturb(model, scale=0.3)
     before = buffer_sums(model)
     engine = Engine(model, training(frozen), world_size=2, device="cpu")
     try:
@@ -111,14 +131,14 @@ def tried(rank: int, name: str, frozen: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def everything(rank: int, folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+def everything(rank: int, folder: Path) -> dict[Case, dict[str, Any]]:
     """All in one pair of processes: starting them costs more than what they do."""
-    cases = [(name, "resident") for name in peft_spaces() if name not in NOT_ON_T5]
-    cases += [(name, "partitioned") for name in READ_FROM_OUTSIDE]
+    cases = [(name, "pretrained", "resident") for name in peft_spaces() if name not in NOT_ON_T5]
+    cases += [(name, attention, "partitioned") for name, attention in CUT]
     found = {}
     for case in cases:
         try:
-            found[case] = tried(rank, *case, folder)
+            found[case] = tried(rank, case, folder)
         except Exception as error:
             error.add_note(f"{case}")
             raise
@@ -134,3 +154,4 @@ def test_it_trains_and_writes_the_same_texts_however_weights_are_gathered(tmp_pa
         for case, found in on_rank.items():
             assert found["for every token"] == found["whole"], case
             assert all(math.isfinite(loss) for loss in found["losses"]), case
+        assert len({tuple(found["whole"]) for found in on_rank.values()}) > 20
