@@ -11,7 +11,7 @@ from datasets import Dataset
 from datasets.arrow_dataset import Column
 
 from suite.data.collate import collate_padded
-from suite.train.batches import WINDOW_BATCHES, TrainBatches, elements, eval_batches
+from suite.train.batches import WINDOW_BATCHES, TrainBatches, eval_batches
 
 BATCH = 4
 ROWS = WINDOW_BATCHES * BATCH * 2 + 11  # two whole windows, and one of two batches with a rest
@@ -28,10 +28,6 @@ def rows() -> Dataset:
 
 
 DATA = rows()
-
-
-def test_a_batch_is_as_large_as_its_inputs_and_answers() -> None:
-    assert elements({"input_ids": torch.zeros(2, 3), "labels": torch.zeros(2, 5)}) == 16
 
 
 def collate(batch: Any) -> dict[str, torch.Tensor]:
@@ -57,7 +53,8 @@ def drawn(of: TrainBatches, number: int = 1, **begin: int) -> list[list[int]]:
 
 
 def test_windows_of_sorted_rows_save_padding_and_their_batches_are_shuffled() -> None:
-    tokens = [int(lengths.max()) for _, lengths, _ in batches().epoch(1, SEEDS.__getitem__)]
+    of = batches()
+    tokens = [int(of.lengths[batch].max()) for _, batch, _ in of.epoch(1, SEEDS.__getitem__)]
     order = np.random.default_rng(SEEDS[1]).permutation(ROWS)[: len(tokens) * BATCH]
     unsorted = np.asarray(DATA["length"])[order].reshape(-1, BATCH).max(1)
     assert sum(tokens) < 0.75 * unsorted.sum()

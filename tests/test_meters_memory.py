@@ -188,6 +188,15 @@ def test_the_first_two_steps_are_watched_and_then_only_larger_ones() -> None:
     assert watched == [True, True, True, False, False, True, False]
 
 
+def test_a_step_is_larger_by_its_inputs_or_by_its_answers() -> None:
+    meter = PhaseMeter(CPU)
+    watched = []
+    for inputs, answers in ((9, 1), (9, 1), (9, 1), (9, 2), (5, 2), (5, 3), (10, 1), (10, 3)):
+        with meter.phase("train"), meter.probe(inputs, answers) as watching:
+            watched.append(watching)
+    assert watched == [True, True, False, True, False, True, True, False]
+
+
 def test_a_probe_measures_its_phase_with_the_optimizer_state() -> None:
     weight = nn.Parameter(torch.ones(1000))
     optimizer = torch.optim.AdamW([weight])

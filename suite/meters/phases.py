@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -70,8 +71,8 @@ class PhaseMeter:
         self._tensors = TensorPeak()  # entered by `probe` for single steps
         self._watched = TensorPeak() if watch_tensors and device.type == "cpu" else None
         self._probing = False
-        # by phase: the number of watched steps, and the largest size of them
-        self._probes: dict[str, tuple[int, int]] = {}
+        # by phase: the number of watched steps, and the largest sizes of them
+        self._probes: dict[str, tuple[int, tuple[int, ...]]] = {}
         # by kind of source: (phase, seconds) of each stretch in which a lagging counter stood still
         self._still: dict[str, list[tuple[LocalPhase | None, float]]] = {}
         self._last_s = time.perf_counter()
@@ -105,7 +106,7 @@ class PhaseMeter:
                         self._watched.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def probe(self, size: int | None = None) -> Iterator[bool]:
+    def probe(self, *sizes: int) -> Iterator[bool]:
         """Watch the tensors' peak on a CPU during one step, if it can raise the phase's peak.
 
         Watching slows a step, so only a few are watched: the first two of a phase (the optimizer's
@@ -114,13 +115,14 @@ class PhaseMeter:
         GPU the allocator keeps the peak, and this does nothing.
 
         Args:
-            size: Numbers in the step's largest micro-batch, filled up, answers included; None =
-                watch in any case.
+            sizes: What the step's memory grows with, each in a unit of its own, as the tokens of
+                the longest input and of the longest answer. A step is larger than those before if
+                one of them is. None at all = watch in any case.
 
         Yields:
             Whether this step is watched, which makes its time untypical.
         """
-        if not self._wants_probe(size):
+        if not self._wants_probe(sizes):
             yield False
             return
         phase = self._phases[self._open[-1]]
@@ -267,18 +269,19 @@ class PhaseMeter:
                     owner.add_joules(source.kind, reading.joules, seconds / total_s)
             stretches.clear()
 
-    def _wants_probe(self, size: int | None) -> bool:
+    def _wants_probe(self, sizes: tuple[int, ...]) -> bool:
         if self.device.type != "cpu" or not self._open:
             return False
         if self._probing or self._watched is not None:  # the step is watched already
             return False
         name = self._open[-1]
-        count, largest = self._probes.get(name, (0, 0))
-        if size is not None and count >= 2 and size <= largest:
+        count, largest = self._probes.get(name, (0, ()))
+        grown = tuple(max(pair) for pair in zip_longest(sizes, largest, fillvalue=0))
+        if sizes and count >= 2 and grown == largest:
             return False
         # the first step ran without the optimizer's state, so a later one of its size needs more
         if count > 0:
-            largest = max(largest, size or 0)
+            largest = grown
         self._probes[name] = count + 1, largest
         return True
 

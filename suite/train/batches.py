@@ -26,11 +26,6 @@ WINDOW_BATCHES = 16
 """Batches whose rows are sorted by length together."""
 
 
-def elements(batch: Mapping[str, torch.Tensor]) -> int:
-    """Count the numbers of a batch, answers included; what a step holds grows with them."""
-    return sum(tensor.numel() for tensor in batch.values())
-
-
 class TrainBatches:
     """The optimizer steps of an epoch, cut for one rank.
 
@@ -91,8 +86,8 @@ class TrainBatches:
             first: Steps of the epoch that are done already.
 
         Yields:
-            This rank's (inputs, weight) micro-batches; the input lengths in tokens of the whole
-            batch; and the numbers of the rows of each micro-batch.
+            This rank's (inputs, weight) micro-batches; the numbers of the rows of the whole batch,
+            the same on all ranks; and those of each micro-batch.
         """
         order = np.empty(0, dtype=np.int64)
         pass_seed = 0
@@ -105,7 +100,7 @@ class TrainBatches:
                 order = pass_order(self.lengths, self.batch_size, pass_seed)
             batch = order[place * self.batch_size : (place + 1) * self.batch_size]
             parts, rows = self._parts(batch, pass_seed)
-            yield parts, self.lengths[batch], rows
+            yield parts, batch, rows
 
     def _parts(self, batch: Rows, pass_seed: int) -> tuple[list[Part], list[Rows]]:
         mine = batch[self.rank :: self.world_size]

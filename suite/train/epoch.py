@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from suite.petl._frozen import GivenPass
 from suite.record.attempts import PreemptedError
-from suite.train.batches import Part, Rows, elements
+from suite.train.batches import Part, Rows
 from suite.train.engine import Engine, LocalBatch
 from suite.train.lanes import LanesMeter, side_by_side
 from suite.train.midway import Midway, Pace
@@ -171,7 +171,7 @@ def train_epoch(
     alive = lanes
     timed = max(lane.run.progress.lanes for lane in lanes) == 1
     steps = batches.epoch(number, seed, first=first)
-    for i, (parts, lengths, rows) in enumerate(steps, first):
+    for i, (parts, batch, rows) in enumerate(steps, first):
         # All ranks leave at the same step: those that stay would wait for one that left.
         if pace.is_due(i):
             finite, stay = pace.vote(
@@ -188,7 +188,9 @@ def train_epoch(
         given = _given(run, parts, rows)
         for lane in alive:
             lane.engine.set_learning_rate(lane.run.learning_rate(done_before + i))
-        with meter.probe(max(elements(part) for part, _ in inputs)) as watched:
+        # Of the whole batch: a rank that waits for another that watches would call its step timed.
+        lengths, units = batches.lengths[batch], batches.units[batch]
+        with meter.probe(int(lengths.max()), int(units.max())) as watched:
             _step(alive, inputs, given)
         if i + 1 == half_steps:
             for lane in alive:

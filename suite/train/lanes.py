@@ -83,10 +83,10 @@ class LanesMeter:
             yield
         self.settle()
 
-    def probe(self, size: int | None = None) -> AbstractContextManager[bool]:
+    def probe(self, *sizes: int) -> AbstractContextManager[bool]:
         """Watch the memory of a step, as `PhaseMeter.probe` does; of lanes it is not known."""
         if self._alone:
-            return self._meter.probe(size)
+            return self._meter.probe(*sizes)
         return nullcontext(False)
 
     def settle(self) -> None:
