@@ -172,6 +172,7 @@ def test_validation_is_that_of_the_confirm_runs_and_so_is_the_target(tmp_path: P
     reached = Row(
         **{name: getattr(row, name) for name in ("home", "sweep", "conditions", "task")},
         progress=[[1, 1.0, 71.0], [1, 2.0, 90.0]],
+        seed_scores={"1": 90.0},
         method="lora",
     )
     target = 0.95 * 74.0
