@@ -13,7 +13,7 @@ from datasets import Dataset
 from torch.profiler import ProfilerActivity, profile
 
 from suite.backbones.loading import load_tokenizer, resolve
-from suite.config.sweep import LimitConfig
+from suite.config.sweep import BackboneChoice, LimitConfig
 from suite.config.training import Partitioning, TrainingConfig
 from suite.data.make_objective import make_objective
 from suite.data.objective import Objective
@@ -35,18 +35,21 @@ __all__ = ["toy_roots"]
 TRAINING = TrainingConfig(
     batch_size=8, max_length=32, target_max_length=6, frozen_weights="partitioned", beams=2
 )
+T5 = tiny_choice("t5")
 METHODS = ("full", "lora")
 PLENTY = 2**40
 
 
-def task(folder: Path) -> tuple[Objective, Dataset]:
-    """Seven rows to translate, so that the ranks get unequal shares."""
-    resolved = resolve(tiny_choice("t5"))
+def task(
+    folder: Path, backbone: BackboneChoice = T5, training: TrainingConfig = TRAINING
+) -> tuple[Objective, Dataset]:
+    """The rows to translate that lie under a folder."""
+    resolved = resolve(backbone)
     objective = make_objective(
         toy_translation(),
         kind=resolved.family.kind,
         tokenizer=load_tokenizer(resolved),
-        training=TRAINING,
+        training=training,
         decoder_objective="text",
     )
     data = prepare(
@@ -179,6 +182,7 @@ def everything(rank: int, folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("whole")
+    # Seven rows, so that the ranks get unequal shares.
     write_pairs(folder / "data", train=8, validation=7, test=7)
     # Encoded here, so that the ranks find it.
     task(folder)

@@ -9,23 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 
-from suite.backbones.loading import Head, load_tokenizer, resolve
+from suite.backbones.loading import Head, resolve
 from suite.config.arm import Arm
 from suite.config.space import load_space, peft_spaces
-from suite.config.sweep import AttentionChoice, LimitConfig
+from suite.config.sweep import AttentionChoice
 from suite.config.training import TrainingConfig
-from suite.data.make_objective import make_objective
-from suite.data.objective import Batch, Objective
-from suite.data.prepare import prepare
+from suite.data.objective import Batch
 from suite.meters import PhaseMeter
 from suite.petl.arm import build_arm
 from suite.train.engine import Engine
 from suite.train.evaluate import evaluate, weights_at_hand
 from suite.train.initial import buffer_sums, check_buffers
 from tests.ranks import on_ranks
-from tests.texts import toy_translation, write_pairs
+from tests.test_whole_weights import task
+from tests.texts import write_pairs
 from tests.tiny import tiny_choice
 from tests.toy import disturb, loss_of, make_batch
 
@@ -64,29 +62,11 @@ def training(frozen: str) -> TrainingConfig:
     )
 
 
-def task(folder: Path) -> tuple[Objective, Dataset]:
-    objective = make_objective(
-        toy_translation(),
-        kind="encoder-decoder",
-        tokenizer=load_tokenizer(resolve(T5)),
-        training=training("resident"),
-        decoder_objective="text",
-    )
-    data = prepare(
-        toy_translation(),
-        objective,
-        limit=LimitConfig(),
-        data_root=folder / "data",
-        cache=folder / "cache",
-    )
-    return objective, data.split("test", confirm=True)
-
-
 def written(
     engine: Engine, batch: Batch, rank: int, folder: Path, usable_bytes: int | None
 ) -> tuple[list[Any], list[Any]]:
     """The texts of an evaluation, and the logits of three tokens: random weights write much that no text shows."""
-    objective, data = task(folder)
+    objective, data = task(folder, T5, training("resident"))
     asked = {key: tensor[rank::2] for key, tensor in batch.items() if key != "labels"}
     meter = PhaseMeter(torch.device("cpu"))
     at_hand = weights_at_hand([engine], objective, usable_bytes=usable_bytes, log=lambda line: None)
@@ -161,7 +141,7 @@ def everything(rank: int, folder: Path) -> dict[Case, dict[str, Any]]:
 def test_it_trains_and_writes_the_same_texts_however_weights_are_gathered(tmp_path: Path) -> None:
     write_pairs(tmp_path / "data", train=8, validation=3, test=3)
     # Encoded here, so that the ranks find it.
-    task(tmp_path)
+    task(tmp_path, T5, training("resident"))
     for on_rank in on_ranks(everything, tmp_path, timeout_s=600.0):
         for case, found in on_rank.items():
             assert found["for every token"] == found["whole"], case
